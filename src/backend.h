@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The table that an implementation fills. src/api.c walks the list best first; the first that the machine has and
+ * that accepts the problem wins. A new backend adds rows, never cases elsewhere. */
+#ifndef ATTN_BACKEND_H
+#define ATTN_BACKEND_H
+
+#include "attn/attn.h"
+#include "plan/plan.h"
+
+struct attn__impl {
+    const char *name;
+    const char *backend; /* the room that runs it: "cpu", "native", "reference" */
+    uint32_t needs;      /* attn__isa bits that must all be there */
+    int automatic;       /* 0: only when asked for by name */
+    /* Fills plan->choice and plan->workspace from plan->problem, hints and machine alone. */
+    attn_status (*prepare)(attn_plan *plan, attn_error *error);
+    /* args are checked. Workspace is large enough and aligned. */
+    attn_status (*forward)(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
+                           attn_error *error);
+    attn_status (*backward)(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
+                            attn_error *error);
+    void (*release)(attn_plan *plan); /* optional */
+    const void *kernels;              /* the backend's own table */
+};
+
+/* All implementations, best first, NULL-terminated. */
+extern const attn__impl *const attn__implementations[];
+
+/* Facts of this machine (src/cpu/machine.c). */
+void attn__machine_detect(attn__machine *machine);
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Filling the caller's attn_error. Every failing path ends in one of these two calls. */
+#ifndef ATTN_BASE_ERROR_H
+#define ATTN_BASE_ERROR_H
+
+#include "attn/attn.h"
+
+/* Writes status, field and the formatted message (cut to fit); returns status. error may be NULL. */
+attn_status attn__fail(attn_error *error, attn_status status, const char *field, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Marks success; returns ATTN_OK. */
+attn_status attn__succeed(attn_error *error);
+
+#endif

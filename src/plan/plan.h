@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The plan: every choice, taken once, from plain data. Nothing here knows OpenMP, CUDA, a clock or the environment;
+ * a plan for another machine is made by passing that machine's facts. */
+#ifndef ATTN_PLAN_PLAN_H
+#define ATTN_PLAN_PLAN_H
+
+#include <stdbool.h>
+
+#include "attn/attn.h"
+
+/* Instruction sets, one bit each, from one list: bit, name. */
+#define ATTN__ISA_LIST(X)                                                                                              \
+    X(AVX2, 0, "avx2")     /* with FMA and F16C */                                                                     \
+    X(AVX512, 1, "avx512") /* F, BW, DQ, VL */                                                                         \
+    X(AVX512BF16, 2, "avx512bf16")                                                                                     \
+    X(AMX, 3, "amx") /* TILE and BF16 */                                                                               \
+    X(NEON, 4, "neon")
+typedef enum attn__isa {
+#define ATTN__ENUM(name, bit, text) ATTN__ISA_##name = 1u << bit,
+    ATTN__ISA_LIST(ATTN__ENUM)
+#undef ATTN__ENUM
+} attn__isa;
+
+/* Facts of the machine that a plan may depend on. */
+typedef struct attn__machine {
+    uint32_t isa; /* attn__isa, or-ed */
+    int threads;
+    int64_t l1_bytes, l2_bytes, l3_bytes; /* a core, a core, in all */
+    double hertz;                         /* assumed clock, for expected times only */
+    double memory_rate;                   /* assumed bytes a second, for expected times only */
+} attn__machine;
+
+typedef struct attn__impl attn__impl; /* src/backend.h */
+
+/* Bytes [offset, offset + size) of the workspace. One function lays a workspace out: run once to measure, once to
+ * carve, so the two cannot disagree. */
+typedef struct attn__span {
+    size_t offset, size;
+} attn__span;
+/* Appends size bytes, 64-byte aligned, to the layout whose length so far is *total. Saturates at SIZE_MAX. */
+attn__span attn__span_take(size_t *total, size_t size);
+static inline void *attn__span_at(void *workspace, attn__span span) {
+    return (char *)workspace + span.offset;
+}
+
+/* What the CPU backend decides; results never depend on it beyond rounding, and never on `threads`. */
+typedef struct attn__choice {
+    int threads;
+    int64_t block_q;    /* query rows a task walks the keys with */
+    int64_t block_kv;   /* keys a block */
+    int64_t splits;     /* forward: parts of the keys; backward: parts of the keys of a head, each with its own dq */
+    bool few_rows;      /* decode form: lanes along the head dimension */
+    int64_t group;      /* query heads that share one task's lanes */
+    attn__span scratch; /* threads pieces of scratch_each bytes */
+    size_t scratch_each;
+    attn__span prefix;   /* int64: tasks before each segment */
+    attn__span partials; /* partial results of splits */
+    attn__span delta;    /* backward: float, one a query row and head */
+} attn__choice;
+
+#define ATTN__MAX_REFUSALS 12
+typedef struct attn__refusal {
+    const char *name;
+    char reason[160];
+} attn__refusal;
+
+struct attn_plan {
+    const attn_context *context;
+    attn_problem problem; /* canonical */
+    attn_hints hints;     /* strings resolved: implementation is NULL or the impl's own name */
+    attn__machine machine;
+    const attn__impl *impl;
+    attn__choice choice;
+    size_t workspace;
+    attn__refusal refusals[ATTN__MAX_REFUSALS];
+    int n_refusals;
+};
+
+/* FLOP, bytes and memory of a canonical problem (cost.c); fields of attn_plan_info that need no choice. */
+void attn__plan_cost(const attn_problem *problem, attn_plan_info *info);
+
+/* One table of refusals (support.c): every (implementation, rule) pair that can refuse a sound problem. The support
+ * query, plan creation's message and docs/support.md all read it. Returns true and leaves reason empty if the
+ * implementation accepts the problem. */
+bool attn__support_accepts(const attn__impl *impl, const attn_problem *problem, char *field, size_t field_size,
+                           char *reason, size_t reason_size);
+
+#endif
