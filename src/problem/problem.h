@@ -28,6 +28,9 @@ attn_status attn__args_check(const attn_problem *problem, const attn_args *in, a
  * `field` names it in the error, as "struct_size". */
 attn_status attn__struct_read(void *out, size_t size, const void *in, size_t stamp, attn_error *error);
 
+/* Refuses a stamp that cuts off fields which the first version already had to be given. */
+attn_status attn__struct_minimum(size_t stamp, size_t minimum, attn_error *error);
+
 /* --- Rows: how sequences lie in the buffers, one view for dense, packed and segments (rows.c) --- */
 
 typedef struct attn__side {

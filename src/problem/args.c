@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The data of one call against the canonical problem: which pointers are there, and whether lengths stay inside the
+ * buffers that the problem promised. Reads only the lengths; tensors are not touched.
+ *
+ * Cost: linear in sequences and segments. A list of segments that does not ascend is compared pair by pair to find
+ * rows or positions given twice. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdbool.h>
+
+#include "base/error.h"
+#include "problem/problem.h"
+#include "problem/tensors.h"
+
+enum { FIELD = 64 }; /* longer than attn_error.field, which cuts */
+
+/* --- Pointers --- */
+
+static attn_status check_pointer(const char *field, const void *pointer, bool wanted, bool optional, size_t size,
+                                 attn_error *error) {
+    if (!pointer) {
+        return wanted && !optional ? attn__fail(error, ATTN_ERR_INVALID, field, "is NULL, but the problem needs it")
+                                   : ATTN_OK;
+    }
+    if (!wanted) {
+        return attn__fail(error, ATTN_ERR_INVALID, field, "is set, must be NULL: the problem has no such data");
+    }
+    if ((uintptr_t)pointer % size) {
+        return attn__fail(error, ATTN_ERR_INVALID, field, "is %p, must be a multiple of its element size %zu", pointer,
+                          size);
+    }
+    return ATTN_OK;
+}
+
+static bool has_elements(const attn_problem *problem, const attn__tensor *tensor) {
+    int64_t extent[4];
+    unsigned read;
+    attn__tensor_extents(problem, tensor, extent, &read);
+    return extent[0] && extent[1] && extent[2] && extent[3];
+}
+
+/* The arguments beside the table of tensors, in its order. */
+static void tensor_pointers(const attn_args *a, const void *pointers[ATTN__TENSORS]) {
+    const void *all[ATTN__TENSORS] = {a->q,    a->k,    a->v,  a->o,  a->lse, a->bias, a->mask, a->alibi,
+                                      a->sink, a->dout, a->dq, a->dk, a->dv,  a->dlse, a->dbias};
+    for (int n = 0; n < ATTN__TENSORS; n++) {
+        pointers[n] = all[n];
+    }
+}
+
+static bool is_optional(const attn_problem *p, const attn_args *a, const attn__tensor *tensor) {
+    if (tensor->layout == offsetof(attn_problem, lse)) {
+        return p->pass == ATTN_FORWARD;
+    }
+    if (tensor->layout == offsetof(attn_problem, o)) {
+        return p->pass == ATTN_BACKWARD && a->delta;
+    }
+    return tensor->backward && tensor->layout != offsetof(attn_problem, dout);
+}
+
+static attn_status check_tensors(const attn_problem *p, const attn_args *a, attn_error *error) {
+    const void *pointers[ATTN__TENSORS];
+    tensor_pointers(a, pointers);
+    for (int n = 0; n < ATTN__TENSORS; n++) {
+        const attn__tensor *tensor = &attn__tensors[n];
+        attn_dtype dtype = attn__tensor_layout_const(p, tensor)->dtype;
+        if (tensor->backward && p->pass == ATTN_FORWARD) {
+            continue;
+        }
+        bool optional = is_optional(p, a, tensor) || !has_elements(p, tensor);
+        attn_status status = check_pointer(tensor->name, pointers[n], dtype != ATTN_NONE, optional,
+                                           dtype == ATTN_NONE ? 1 : attn_dtype_size(dtype), error);
+        if (status) {
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_backward(const attn_problem *p, const attn_args *a, attn_error *error) {
+    size_t stat = attn_dtype_size(p->lse.dtype);
+    attn_status status = check_pointer("delta", a->delta, true, true, stat, error);
+    status = status ? status : check_pointer("dsink", a->dsink, p->sink.dtype != ATTN_NONE, true, stat, error);
+    if (status) {
+        return status;
+    }
+    if (a->dsink && p->sink.stride[1] == 0 && p->heads_q > 1) {
+        return attn__fail(error, ATTN_ERR_INVALID, "dsink",
+                          "is set, but sink.stride[1] is 0: an output cannot be broadcast");
+    }
+    bool empty = !p->batch || !p->heads_q || !(p->tokens_q || p->tokens_kv);
+    if (!a->dq && !a->dk && !a->dv && !a->dbias && !a->dsink && !empty) {
+        return attn__fail(error, ATTN_ERR_INVALID, "dq", "is NULL as all outputs are, at least one must be set");
+    }
+    return ATTN_OK;
+}
+
+/* --- Lengths --- */
+
+typedef struct side_args {
+    const char *suffix; /* "q", "kv" */
+    attn__side side;
+    const int32_t *cu, *used, *lengths; /* as given */
+    bool has_used, written;             /* written: this side's rows are outputs */
+    int64_t total, most;                /* rows of the buffer, most segments */
+    int64_t stride_batch;
+} side_args;
+
+static const char *field_of(const side_args *s, const char *name, int64_t index, const char *member,
+                            char field[FIELD]) {
+    if (index < 0) {
+        snprintf(field, FIELD, "%s_%s", name, s->suffix);
+    } else {
+        snprintf(field, FIELD, "%s_%s[%" PRId64 "]%s", name, s->suffix, index, member);
+    }
+    return field;
+}
+
+static attn_status check_length(const side_args *s, const char *name, int64_t index, const char *member, int64_t value,
+                                int64_t high, const char *limit, attn_error *error) {
+    char field[FIELD];
+    if (value >= 0 && value <= high) {
+        return ATTN_OK;
+    }
+    field_of(s, name, index, member, field);
+    if (value < 0) {
+        return attn__fail(error, ATTN_ERR_INVALID, field, "is %" PRId64 ", must be at least 0", value);
+    }
+    return attn__fail(error, ATTN_ERR_INVALID, field, "is %" PRId64 ", must be at most %s = %" PRId64, value, limit,
+                      high);
+}
+
+static attn_status check_presence(const side_args *s, attn_error *error) {
+    bool packed = s->side.rows == ATTN_PACKED, segments = s->side.rows == ATTN_SEGMENTS, any = s->side.batch > 0;
+    char field[FIELD];
+    attn_status status =
+        check_pointer(field_of(s, "cu_seqlens", -1, "", field), s->cu, packed, !any, sizeof(int32_t), error);
+    status =
+        status ? status
+               : check_pointer(field_of(s, "used", -1, "", field), s->used, s->has_used, !any, sizeof(int32_t), error);
+    status = status ? status
+                    : check_pointer(field_of(s, "lengths", -1, "", field), s->lengths, segments, !any, sizeof(int32_t),
+                                    error);
+    return status ? status
+                  : check_pointer(field_of(s, "segments", -1, "", field), s->side.segments, segments,
+                                  s->side.n_segments == 0, sizeof(int64_t), error);
+}
+
+static attn_status check_cu(const side_args *s, attn_error *error) {
+    const int32_t *cu = s->cu;
+    char field[FIELD];
+    if (s->side.rows != ATTN_PACKED || !cu) {
+        return ATTN_OK;
+    }
+    if (cu[0] != 0) {
+        return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "cu_seqlens", 0, "", field), "is %" PRId32 ", must be 0",
+                          cu[0]);
+    }
+    for (int64_t n = 0; n < s->side.batch; n++) {
+        if (cu[n + 1] < cu[n]) {
+            return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "cu_seqlens", n + 1, "", field),
+                              "is %" PRId32 ", must be at least the offset before it, %" PRId32, cu[n + 1], cu[n]);
+        }
+        if ((int64_t)cu[n + 1] - cu[n] > s->side.tokens) {
+            return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "cu_seqlens", n + 1, "", field),
+                              "is %" PRId32 ", makes sequence %" PRId64 " %" PRId64
+                              " long, must be at most tokens_%s = %" PRId64,
+                              cu[n + 1], n, (int64_t)cu[n + 1] - cu[n], s->suffix, s->side.tokens);
+        }
+        if (cu[n + 1] > s->total) {
+            return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "cu_seqlens", n + 1, "", field),
+                              "is %" PRId32 ", must be at most total_%s = %" PRId64, cu[n + 1], s->suffix, s->total);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_used(const side_args *s, attn_error *error) {
+    for (int64_t n = 0; s->has_used && s->used && n < s->side.batch; n++) {
+        bool packed = s->side.rows == ATTN_PACKED;
+        int64_t slot = packed ? (int64_t)s->cu[n + 1] - s->cu[n] : s->side.tokens;
+        attn_status status = check_length(s, "used", n, "", s->used[n], slot,
+                                          packed ? "the sequence's slot" : "the tokens of a slot", error);
+        if (status) {
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+/* --- Segments --- */
+
+static attn_status check_segment(const side_args *s, int64_t n, attn_error *error) {
+    attn_segment g = s->side.segments[n];
+    int64_t length = 0;
+    char total[FIELD];
+    snprintf(total, sizeof total, "total_%s", s->suffix);
+    attn_status status = check_length(s, "segments", n, ".sequence", g.sequence, s->side.batch - 1, "batch - 1", error);
+    status = status ? status : check_length(s, "segments", n, ".first", g.first, s->total, total, error);
+    if (!status) {
+        length = s->lengths[g.sequence];
+        status = check_length(s, "segments", n, ".rows", g.rows, s->total - g.first, "the rows behind first", error);
+    }
+    status = status ? status
+                    : check_length(s, "segments", n, ".position", g.position, length, "the sequence's length", error);
+    return status ? status
+                  : check_length(s, "segments", n, ".rows", g.rows, length - g.position,
+                                 "what the sequence's length leaves", error);
+}
+
+static bool meet(int64_t a, int64_t b, int64_t a_rows, int64_t b_rows) {
+    return a < b + b_rows && b < a + a_rows && a_rows > 0 && b_rows > 0;
+}
+
+static attn_status compare_segments(const side_args *s, int64_t a, int64_t b, attn_error *error) {
+    const attn_segment *x = &s->side.segments[a], *y = &s->side.segments[b];
+    bool same = x->sequence == y->sequence;
+    char field[FIELD];
+    if (same && meet(x->position, y->position, x->rows, y->rows)) {
+        return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "segments", b, ".position", field),
+                          "is %" PRId64 ", covers positions that segment %" PRId64 " holds already", y->position, a);
+    }
+    if (s->written && (same || s->stride_batch == 0) && meet(x->first, y->first, x->rows, y->rows)) {
+        return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "segments", b, ".first", field),
+                          "is %" PRId64 ", covers rows of an output that segment %" PRId64 " holds already", y->first,
+                          a);
+    }
+    return ATTN_OK;
+}
+
+/* Does segment n lie behind everything before it, in rows and in the positions of its sequence? `rows` and `position`
+ * are the ends so far. */
+static bool ascends(const attn_segment *list, int64_t n, int64_t *rows, int64_t *position) {
+    const attn_segment *g = &list[n];
+    bool fresh = n == 0 || list[n - 1].sequence != g->sequence;
+    bool behind = g->first >= *rows && (fresh || g->position >= *position);
+    *rows = g->first + g->rows > *rows ? g->first + g->rows : *rows;
+    *position = fresh || g->position + g->rows > *position ? g->position + g->rows : *position;
+    return behind;
+}
+
+static attn_status check_segments(const side_args *s, attn_error *error) {
+    const attn_segment *list = s->side.segments;
+    int64_t count = s->side.n_segments, rows = 0, position = 0;
+    char field[FIELD], limit[FIELD];
+    snprintf(field, sizeof field, "n_segments_%s", s->suffix);
+    if (s->side.rows != ATTN_SEGMENTS) {
+        return ATTN_OK;
+    }
+    snprintf(limit, sizeof limit, "segments_%s", s->suffix);
+    if (count < 0 || count > s->most) {
+        return attn__fail(error, ATTN_ERR_INVALID, field,
+                          "is %" PRId64 ", must be at least 0 and at most %s = %" PRId64, count, limit, s->most);
+    }
+    for (int64_t n = 0; n < s->side.batch; n++) {
+        snprintf(limit, sizeof limit, "tokens_%s", s->suffix);
+        attn_status status = check_length(s, "lengths", n, "", s->lengths[n], s->side.tokens, limit, error);
+        if (status) {
+            return status;
+        }
+    }
+    for (int64_t n = 0; n < count; n++) {
+        attn_status status = check_segment(s, n, error);
+        if (!status && n && list[n].sequence < list[n - 1].sequence) {
+            status = attn__fail(error, ATTN_ERR_INVALID, field_of(s, "segments", n, ".sequence", field),
+                                "is %" PRId64 ", must be at least that of the segment before it, %" PRId64,
+                                list[n].sequence, list[n - 1].sequence);
+        }
+        if (!status && !ascends(list, n, &rows, &position)) {
+            for (int64_t m = 0; m < n && !status; m++) {
+                status = compare_segments(s, m, n, error);
+            }
+        }
+        if (status) {
+            return status;
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_side(const side_args *s, attn_error *error) {
+    attn_status status = check_presence(s, error);
+    status = status ? status : check_cu(s, error);
+    status = status ? status : check_used(s, error);
+    return status ? status : check_segments(s, error);
+}
+
+/* Dropout counts heads and sequences in 32 bits. */
+static attn_status check_first(const char *field, int64_t first, int64_t count, attn_error *error) {
+    int64_t most = ((int64_t)1 << 32) - count;
+    if (first < 0 || first > most) {
+        return attn__fail(error, ATTN_ERR_INVALID, field, "is %" PRId64 ", must be at least 0 and at most %" PRId64,
+                          first, most);
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__args_check(const attn_problem *p, const attn_args *in, attn_args *out, attn_error *error) {
+    attn_args a;
+    if (!in) {
+        return attn__fail(error, ATTN_ERR_INVALID, "args", "is NULL");
+    }
+    attn_status status = attn__struct_minimum(in->struct_size, offsetof(attn_args, bias), error);
+    status = status ? status : attn__struct_read(&a, sizeof a, in, in->struct_size, error);
+    status = status ? status : check_tensors(p, &a, error);
+    if (!status && p->pass == ATTN_BACKWARD) {
+        status = check_backward(p, &a, error);
+    }
+    if (status) {
+        return status;
+    }
+    side_args q = {"q",  attn__side_q(p, &a), a.cu_seqlens_q, a.used_q,      a.lengths_q, p->flags & ATTN_USED_Q,
+                   true, p->total_q,          p->segments_q,  p->q.stride[0]};
+    side_args kv = {"kv",           attn__side_kv(p, &a),    a.cu_seqlens_kv,          a.used_kv,
+                    a.lengths_kv,   p->flags & ATTN_USED_KV, p->pass == ATTN_BACKWARD, p->total_kv,
+                    p->segments_kv, p->k.stride[0]};
+    q.side.segments = a.segments_q;
+    kv.side.segments = a.segments_kv;
+    status = check_side(&q, error);
+    status = status ? status : check_side(&kv, error);
+    status = status ? status : check_first("head_first", a.head_first, p->heads_q, error);
+    status = status ? status : check_first("batch_first", a.batch_first, p->batch, error);
+    if (status) {
+        return status;
+    }
+    *out = a;
+    return attn__succeed(error);
+}
