@@ -23,7 +23,9 @@ typedef struct attn__team {
 #ifdef _OPENMP
 static pid_t loaded_in;
 
-__attribute__((constructor)) static void remember_process(void) { loaded_in = getpid(); }
+__attribute__((constructor)) static void remember_process(void) {
+    loaded_in = getpid();
+}
 
 static void *run_team(void *memory) {
     const attn__team *team = memory;
@@ -42,9 +44,13 @@ static void *run_team(void *memory) {
     return NULL;
 }
 
-int attn__parallel_default_threads(void) { return omp_get_max_threads(); }
+int attn__parallel_default_threads(void) {
+    return omp_get_max_threads();
+}
 #else
-int attn__parallel_default_threads(void) { return 1; }
+int attn__parallel_default_threads(void) {
+    return 1;
+}
 #endif
 
 void attn__parallel(int threads, int64_t tasks, attn__task_fn run, void *arg) {

@@ -59,9 +59,13 @@ static uint32_t detect_isa(void) {
     return isa;
 }
 #elif defined(__aarch64__)
-static uint32_t detect_isa(void) { return ATTN__ISA_NEON; }
+static uint32_t detect_isa(void) {
+    return ATTN__ISA_NEON;
+}
 #else
-static uint32_t detect_isa(void) { return 0; }
+static uint32_t detect_isa(void) {
+    return 0;
+}
 #endif
 
 static int64_t cache_bytes(int name, int64_t otherwise) {

@@ -1,0 +1,39 @@
+# A thin layer over CMake: everything is built in build/. The two commands to know are `make demo` and `make test`.
+BUILD  ?= build
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+
+all: $(BUILD)/CMakeCache.txt
+	@cmake --build $(BUILD) -j$(JOBS)
+
+$(BUILD)/CMakeCache.txt:
+	@scripts/setup.sh build
+	@cmake -S . -B $(BUILD)
+
+# Everything, with sanitizers, fuzzing and analysis.
+test: setup all
+	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error
+
+# The tests of this build alone.
+quick: setup all
+	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error -LE check
+
+setup:
+	@scripts/setup.sh test
+	@cmake -S . -B $(BUILD)
+
+install: all
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+format:
+	@clang-format -i $$(git ls-files '*.c' '*.h')
+
+format-check analyze asan ubsan tsan fuzz neon header symbols includes words package:
+	@scripts/setup.sh test
+	@scripts/check.sh $@
+
+clean:
+	@cmake -E rm -rf $(BUILD)
+
+.PHONY: all test quick setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
+        words package clean

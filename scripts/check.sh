@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# One check by name, from the root of the tree: what ctest runs as check.NAME and make runs as `make NAME`.
+# Exit status 77: skipped, with the reason on stdout. Separate builds lie in build/checks/NAME.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=${BUILD:-build}
+jobs=$(nproc 2>/dev/null || echo 2)
+
+skip() {
+    echo "skipped: $*"
+    exit 77
+}
+need() {
+    for tool in "$@"; do
+        command -v "$tool" >/dev/null || skip "$tool is missing (scripts/setup.sh test installs it)"
+    done
+}
+sources() { git ls-files --cached --others --exclude-standard -- "$@" | while read -r file; do
+    [ -e "$file" ] && echo "$file"
+done; }
+
+# configure_and_build FOLDER CMAKE_ARGUMENT...
+configure_and_build() {
+    local folder=$1
+    shift
+    mkdir -p "$folder"
+    cmake -S . -B "$folder" "$@" >"$folder/configure.log" 2>&1 || { cat "$folder/configure.log"; return 1; }
+    cmake --build "$folder" -j"$jobs" >"$folder/build.log" 2>&1 || { tail -n 60 "$folder/build.log"; return 1; }
+}
+
+# sanitized NAME CMAKE_ARGUMENT...: a build and its tests at the lowest intensity
+sanitized() {
+    local folder=$build/checks/$1
+    shift
+    configure_and_build "$folder" "$@"
+    ATTN_TEST_INTENSITY=${ATTN_TEST_INTENSITY:-0} ctest --test-dir "$folder" -j"$jobs" --output-on-failure \
+        --no-tests=error -LE 'check|no-sanitizer'
+}
+
+check_asan() {
+    sanitized asan -DATTN_SANITIZE=address,undefined
+}
+check_ubsan() {
+    check_asan
+}
+
+# libgomp's barriers are invisible to the thread sanitizer; clang's runtime tells it about them through libarcher.
+check_tsan() {
+    need clang
+    sanitized tsan -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=thread
+}
+
+check_fuzz() {
+    need clang
+    local folder=$build/checks/fuzz target name found=0
+    configure_and_build "$folder" -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=fuzzer,address,undefined
+    for target in "$folder"/tests/fuzz/fuzz_*; do
+        [ -x "$target" ] && [ -f "$target" ] || continue
+        found=1
+        name=$(basename "$target")
+        name=${name#fuzz_}
+        mkdir -p "$folder/corpus/$name"
+        echo "fuzz $name, at most ${ATTN_FUZZ_SECONDS:-15} s"
+        "$target" -max_total_time="${ATTN_FUZZ_SECONDS:-15}" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
+            -print_final_stats=1 -artifact_prefix="$folder/$name-" "$folder/corpus/$name" \
+            $([ -d "tests/fuzz/seeds/$name" ] && echo "tests/fuzz/seeds/$name") 2>"$folder/$name.log" ||
+            { tail -n 60 "$folder/$name.log"; return 1; }
+        grep number_of_executed_units "$folder/$name.log"
+    done
+    [ $found = 1 ] || skip "no fuzz target in this tree"
+}
+
+check_neon() {
+    need aarch64-linux-gnu-gcc
+    local qemu
+    qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static) || skip "qemu-aarch64 is missing"
+    ATTN_TEST_INTENSITY=${ATTN_TEST_INTENSITY:-0}
+    export ATTN_TEST_INTENSITY
+    sanitized neon -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-linux-gnu.cmake" \
+        -DCMAKE_CROSSCOMPILING_EMULATOR="$qemu;-L;/usr/aarch64-linux-gnu"
+}
+
+# The public header alone, first and only include, under every warning.
+check_header() {
+    local folder=$build/checks/header
+    mkdir -p "$folder"
+    printf '#include "attn/attn.h"\nint main(void) { return attn_problem_init().batch != 0; }\n' >"$folder/alone.c"
+    cp "$folder/alone.c" "$folder/alone.cc"
+    local strict="-Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wundef -Wcast-align -Iinclude -fsyntax-only"
+    gcc -std=c11 $strict -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat "$folder/alone.c"
+    if command -v g++ >/dev/null; then
+        g++ -std=c++17 $strict -Wold-style-cast "$folder/alone.cc"
+    fi
+    if command -v clang >/dev/null; then
+        clang -std=c11 -Weverything -Wno-padded -Wno-declaration-after-statement -Wno-reserved-macro-identifier $strict "$folder/alone.c"
+        clang++ -std=c++17 -Weverything -Wno-padded -Wno-c++98-compat-pedantic -Wno-reserved-macro-identifier $strict "$folder/alone.cc"
+    fi
+    echo "header: C11 and C++17"
+}
+
+# What the shared library exports is exactly cmake/attn.symbols.
+check_symbols() {
+    [ -e "$build/libattn.so" ] || skip "$build/libattn.so is not built"
+    nm -D --defined-only "$build/libattn.so" | awk '$2 != "A" { print $3 }' | LC_ALL=C sort |
+        diff -u cmake/attn.symbols - || { echo "exported symbols differ from cmake/attn.symbols"; return 1; }
+    local stray
+    stray=$(nm --defined-only "$build/libattn.a" | awk '$2 ~ /[TDBRVW]/ && $3 !~ /^attn_/ { print $3 }' | sort -u)
+    [ -z "$stray" ] || { echo "global names outside attn_: $stray"; return 1; }
+    stray=$(nm -D --undefined-only "$build/libattn.so" | awk '{ print $2 }' | sed 's/@.*//' |
+        grep -xE 'printf|fprintf|puts|putchar|fputs|fwrite|perror|exit|_exit|abort|__assert_fail|stdout|stderr' || true)
+    [ -z "$stray" ] || { echo "the library must not call: $stray"; return 1; }
+    echo "symbols: $(wc -l <cmake/attn.symbols) exported"
+}
+
+# Who may include whom. Includes are written from include/, src/ or the root ("plan/plan.h", "ref/ref.h").
+check_includes() {
+    local bad=0
+    # law 'FILES' 'ALLOWED': quoted includes of FILES must match ALLOWED or lie in the same folder.
+    law() {
+        local file included
+        while read -r file; do
+            while read -r included; do
+                [[ $included =~ ^($2)$ ]] && continue
+                [ -e "$(dirname "$file")/$included" ] && continue
+                echo "$file includes $included; allowed: $2"
+                bad=1
+            done < <(sed -n 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*"\([^"]*\)".*/\1/p' "$file")
+        done < <(sources "$1/*.c" "$1/*.h")
+    }
+    local public='attn/attn\.h' core='(base|problem|plan)/[a-z_]*\.h|backend\.h'
+    law include "$public"
+    law src/base "$public|base/.*"
+    law src/problem "$public|base/.*|problem/.*"
+    law src/plan "$public|base/.*|problem/.*|plan/.*|backend\.h"
+    law src/cpu "$public|$core|cpu/.*"
+    law src/native "$public|$core|native/.*"
+    law src/reference "$public|$core|reference/.*|ref/ref\.h"
+    law ref "$public|base/dtype\.h|base/philox\.h|ref/.*"
+    law cli "$public|ref/.*|cli/.*"
+    law bench "$public|ref/.*"
+    law examples "$public"
+    if grep -rnE '#[[:space:]]*include[[:space:]]*<(omp|cuda|jansson|png)' include src ref | grep -v '^src/base/parallel\.c'; then
+        echo "only src/base/parallel.c sees a threading runtime, and the library no other dependency"
+        bad=1
+    fi
+    [ $bad = 0 ] && echo "includes: law kept"
+    return $bad
+}
+
+# Text that ties the tree to one machine, or points anywhere but at papers, licences and formats.
+check_words() {
+    local bad=0 files
+    mapfile -t files < <(sources | grep -vE '\.(png|safetensors|npy|bin|csv)$|^tests/fuzz/seeds/|^LICENSE$')
+    if grep -nE '(^|[^[:alnum:]_.])/(wor[k]|hom[e]|roo[t]|User[s]|mn[t])/' "${files[@]}"; then
+        echo "absolute path of one machine"
+        bad=1
+    fi
+    if grep -noE 'https?://[^ )>"'"'"']+' "${files[@]}" |
+        grep -vE '://(www\.)?(apache\.org|arxiv\.org|doi\.org|w3\.org|huggingface\.co)(/|$)'; then
+        echo "address outside the short list of scripts/check.sh"
+        bad=1
+    fi
+    if grep -nE '(TOD[O]|FIXM[E]|XX[X])\b' "${files[@]}"; then
+        echo "unfinished text"
+        bad=1
+    fi
+    [ $bad = 0 ] && echo "words: ${#files[@]} files"
+    return $bad
+}
+
+check_format-check() {
+    need clang-format
+    sources '*.c' '*.h' | xargs clang-format --dry-run -Werror
+    echo "format: $(sources '*.c' '*.h' | wc -l) files"
+}
+
+check_analyze() {
+    need cppcheck clang-tidy
+    local folder=$build/checks/analyze
+    mkdir -p "$folder/cppcheck"
+    cmake -S . -B "$folder" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_C_COMPILER=clang >"$folder/configure.log"
+    cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,portability -j "$jobs" \
+        --cppcheck-build-dir="$folder/cppcheck" --suppress=missingIncludeSystem \
+        -Iinclude -Isrc -I. $(sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' | grep -v '^src/cpu/kernels/')
+    sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' |
+        while read -r file; do grep -q "/$file\"" "$folder/compile_commands.json" && echo "$file"; done |
+        xargs -n 4 -P "$jobs" clang-tidy --quiet -p "$folder" 2>"$folder/tidy.err" || { cat "$folder/tidy.err"; return 1; }
+    echo "analysis: clean"
+}
+
+# Installs into a temporary prefix and builds a program against it: pkg-config shared and static, and CMake.
+check_package() {
+    [ -e "$build/libattn.so" ] || skip "$build/libattn.so is not built"
+    local folder prefix
+    folder=$(mktemp -d)
+    trap "rm -rf '$folder'" EXIT
+    prefix=$folder/usr
+    cmake --install "$build" --prefix "$prefix" >/dev/null
+    export LD_LIBRARY_PATH=$prefix/lib
+    if command -v pkg-config >/dev/null; then
+        export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+        cc tests/package/main.c -o "$folder/shared" $(pkg-config --cflags --libs attn)
+        "$folder/shared"
+        cc tests/package/main.c -o "$folder/static" $(pkg-config --cflags attn) "$prefix/lib/libattn.a" \
+            $(pkg-config --static --libs-only-l attn | sed 's/-lattn//') \
+            $(pkg-config --static --libs-only-other attn)
+        "$folder/static"
+    fi
+    cmake -S tests/package -B "$folder/cmake" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+    cmake --build "$folder/cmake" >/dev/null
+    "$folder/cmake/shared"
+    "$folder/cmake/static"
+    [ ! -e "$build/cli/attn" ] || "$prefix/bin/attn" info >/dev/null
+    DESTDIR=$folder/stage cmake --install "$build" --prefix /usr >/dev/null
+    [ -e "$folder/stage/usr/include/attn/attn.h" ]
+    ! grep -q "$folder" "$folder/stage/usr/lib/pkgconfig/attn.pc"
+    echo "package: pkg-config and CMake, shared and static"
+}
+
+[ $# = 1 ] && declare -F "check_$1" >/dev/null || {
+    echo "usage: scripts/check.sh $(declare -F | sed -n 's/.*check_//p' | tr '\n' '|' | sed 's/|$//')" >&2
+    exit 2
+}
+"check_$1"
