@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Many recipes against every implementation of this machine: counts, refusals against the rule, failures with all that
+ * is needed to run one again. A crash prints the recipe it happened in. */
+#ifndef TESTS_SUPPORT_CAMPAIGN_H
+#define TESTS_SUPPORT_CAMPAIGN_H
+
+#include "support/judge.h"
+#include "support/recipe.h"
+
+typedef struct campaign {
+    const char *title;
+    int64_t recipes, runs, refusals;
+    int failures;
+} campaign;
+
+campaign campaign_begin(const char *title);
+/* Forward and backward on every implementation, judged by the bound. */
+void campaign_try(campaign *c, const recipe *p);
+/* The same, and with 1, 2, 3 and 8 threads the same bits. */
+void campaign_try_threads(campaign *c, const recipe *p);
+void campaign_fail(campaign *c, const recipe *p, const char *implementation, const char *text, const char *trouble);
+/* Says what was done; returns the number of failures. */
+int campaign_end(const campaign *c);
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/judge.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/dtype.h"
+
+#define REDRAWS 12
+
+double type_ulp(attn_dtype dtype, double value) {
+    int digits = dtype == ATTN_F64 ? 52 : dtype == ATTN_F32 ? 23 : dtype == ATTN_F16 ? 10 : 7;
+    int lowest = dtype == ATTN_F64 ? -1022 : dtype == ATTN_F16 ? -14 : -126, exponent;
+    if (!isfinite(value) || value == 0) {
+        return ldexp(1, lowest - digits);
+    }
+    frexp(value, &exponent);
+    exponent = exponent - 1 < lowest ? lowest : exponent - 1;
+    return ldexp(1, exponent - digits);
+}
+
+bool judge_open(judge *j, const trial *t, bool forward_only) {
+    memset(j, 0, sizeof *j);
+    j->trial = t;
+    j->redraw_seed = 1;
+    j->forward_only = forward_only;
+    run_options oracle = {.oracle = true, .forward_only = forward_only};
+    run_options plain = {.plain = true, .implementation = "native", .forward_only = forward_only};
+    if (run_trial(t, &oracle, &j->oracle) != RUN_DONE) {
+        snprintf(j->trouble, sizeof j->trouble, "the oracle: %.400s%s", j->oracle.trouble, j->oracle.error.message);
+        return false;
+    }
+    if (run_trial(t, &plain, &j->plain) != RUN_DONE) {
+        snprintf(j->trouble, sizeof j->trouble, "native: %.400s%s", j->plain.trouble, j->plain.error.message);
+        return false;
+    }
+    return true;
+}
+
+void judge_close(judge *j) {
+    result_free(&j->oracle);
+    result_free(&j->plain);
+}
+
+static double largest(const double *values, int64_t count) {
+    double most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (isfinite(values[i]) && fabs(values[i]) > most) {
+            most = fabs(values[i]);
+        }
+    }
+    return most;
+}
+
+static double largest_norm(const double *values, int64_t count, int64_t dims) {
+    double most = 0;
+    for (int64_t i = 0; i + dims <= count; i += dims) {
+        double sum = 0;
+        for (int64_t d = 0; d < dims; d++) {
+            sum += isfinite(values[i + d]) ? values[i + d] * values[i + d] : 0;
+        }
+        most = sum > most ? sum : most;
+    }
+    return sqrt(most);
+}
+
+/* Four float32 roundings at the size of the terms that are summed (a Cauchy-Schwarz bound on one term). */
+static double rounding_noise(const trial *t, tensor_id id) {
+    const attn_problem *p = &t->problem;
+    double unit = 4 * 0x1p-24 / (1 - (double)p->dropout);
+    double scale = p->flags & ATTN_HAS_SCALE ? fabs((double)p->scale) : 1 / sqrt((double)p->dim_qk);
+    double q = largest_norm(t->value[T_Q], trial_size(t, T_Q), p->dim_qk);
+    double k = largest_norm(t->value[T_K], trial_size(t, T_K), p->dim_qk);
+    if (id == T_LSE) {
+        double bias = t->value[T_BIAS] ? largest(t->value[T_BIAS], trial_size(t, T_BIAS)) : 0;
+        double slope = t->value[T_ALIBI] ? largest(t->value[T_ALIBI], trial_size(t, T_ALIBI)) : 0;
+        return unit * (scale * q * k + bias + slope * (double)(p->tokens_q + p->tokens_kv));
+    }
+    if (id == T_O || !t->value[T_DOUT]) {
+        return 0;
+    }
+    double v = largest_norm(t->value[T_V], trial_size(t, T_V), p->dim_v);
+    double dout = largest_norm(t->value[T_DOUT], trial_size(t, T_DOUT), p->dim_v);
+    double term = 2 * dout * v + (t->value[T_DLSE] ? largest(t->value[T_DLSE], trial_size(t, T_DLSE)) : 0);
+    switch (id) {
+    case T_DQ: return unit * scale * term * largest(t->value[T_K], trial_size(t, T_K));
+    case T_DK: return unit * scale * term * largest(t->value[T_Q], trial_size(t, T_Q));
+    case T_DBIAS:
+    case T_DSINK: return unit * term;
+    default: return unit * largest(t->value[T_DOUT], trial_size(t, T_DOUT));
+    }
+}
+
+static double worst_error(const double *got, const double *want, int64_t count, int64_t *where) {
+    double worst = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (isfinite(want[i]) && isfinite(got[i]) && fabs(got[i] - want[i]) > worst) {
+            worst = fabs(got[i] - want[i]);
+            *where = i;
+        }
+    }
+    return worst;
+}
+
+static void redraw(judge *j) {
+    j->has_redrawn = true;
+    trial *t = trial_copy(j->trial);
+    rng r = rng_seed(j->redraw_seed);
+    for (int n = 0; n < REDRAWS && !j->fixed; n++) {
+        judge other;
+        trial_draw(t, &r);
+        if (judge_open(&other, t, j->forward_only)) {
+            for (int id = T_O; id < T_COUNT; id++) {
+                int64_t where;
+                double error = other.oracle.value[id] ? worst_error(other.plain.value[id], other.oracle.value[id],
+                                                                    trial_size(t, id), &where)
+                                                      : 0;
+                j->redrawn[id] = error > j->redrawn[id] ? error : j->redrawn[id];
+            }
+        }
+        judge_close(&other);
+    }
+    trial_destroy(t);
+}
+
+static double rounded(attn_dtype dtype, double value) {
+    uint64_t one;
+    attn__store(dtype, &one, 0, value);
+    return attn__load(dtype, &one, 0);
+}
+
+static bool same_kind(double got, double want) {
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : isfinite(got);
+}
+
+static bool accepts(judge *j, const result *r, tensor_id id) {
+    const trial *t = j->trial;
+    const double *got = r->value[id], *want = j->oracle.value[id], *plain = j->plain.value[id];
+    int64_t count = trial_size(t, id), at = 0, ignored;
+    attn_dtype dtype = tensor_dtype(&t->problem, id);
+    char where[80];
+    for (int64_t i = 0; i < count; i++) {
+        if (!same_kind(got[i], rounded(dtype, want[i]))) {
+            trial_where(t, id, i, where, sizeof where);
+            snprintf(j->trouble, sizeof j->trouble, "%s is %g, must be %g", where, got[i], want[i]);
+            return false;
+        }
+    }
+    double error = worst_error(got, want, count, &at), plain_error = worst_error(plain, want, count, &ignored);
+    double units = 2 * type_ulp(dtype, largest(want, count)) + rounding_noise(t, id);
+    if (error > 2 * plain_error + units && !j->has_redrawn) {
+        redraw(j);
+    }
+    double bound = 2 * fmax(plain_error, j->redrawn[id]) + units;
+    if (error <= bound) {
+        return true;
+    }
+    trial_where(t, id, at, where, sizeof where);
+    snprintf(j->trouble, sizeof j->trouble, "%s is %.9g, must be %.9g: error %.3g, allowed %.3g (plain error %.3g)",
+             where, got[at], want[at], error, bound, fmax(plain_error, j->redrawn[id]));
+    return false;
+}
+
+bool judge_accepts(judge *j, const result *r) {
+    for (int id = T_O; id < T_COUNT; id++) {
+        if (id != T_DELTA && r->value[id] && !accepts(j, r, id)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool results_equal(const trial *t, const result *a, const result *b, char *text, size_t size) {
+    for (int id = T_O; id < T_COUNT; id++) {
+        if (!a->value[id] || !b->value[id]) {
+            continue;
+        }
+        for (int64_t i = 0, count = trial_size(t, id); i < count; i++) {
+            bool nan = isnan(a->value[id][i]) && isnan(b->value[id][i]); /* a payload means nothing */
+            if (!nan && memcmp(&a->value[id][i], &b->value[id][i], sizeof(double))) {
+                char where[80];
+                trial_where(t, id, i, where, sizeof where);
+                snprintf(text, size, "%s: %.17g and %.17g", where, a->value[id][i], b->value[id][i]);
+                return false;
+            }
+        }
+    }
+    return true;
+}
