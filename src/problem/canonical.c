@@ -12,6 +12,10 @@
 /* No two positions are as far apart. */
 #define FARTHEST ((int64_t)1 << 32)
 
+float attn__default_scale(int64_t dim_qk) {
+    return (float)(1 / sqrt((double)dim_qk));
+}
+
 static void canonical_band(attn_band *band) {
     bool window = band->kind & ATTN_WINDOW, globals = band->kind & ATTN_GLOBALS;
     band->left = window && band->left < FARTHEST ? band->left : -1;
@@ -36,7 +40,7 @@ static void canonical_side(attn_rows rows, int64_t *total, int64_t *segments) {
 
 static void canonical_scalars(attn_problem *p) {
     if (!(p->flags & ATTN_HAS_SCALE)) {
-        p->scale = (float)(1 / sqrt((double)p->dim_qk));
+        p->scale = attn__default_scale(p->dim_qk);
         p->flags |= ATTN_HAS_SCALE;
     }
     if (p->pass == ATTN_FORWARD) {
@@ -54,15 +58,8 @@ static attn_status fill_unset(attn_problem *p, const attn__tensor *tensor, attn_
             return attn__fail(error, ATTN_ERR_INVALID, strcat(field, ".dtype"), "is none, but strides are set");
         }
     }
-    if (tensor->unset == ATTN__UNSET_PLAIN) {
-        attn__tensor_plain(p, tensor, false, layout->stride);
-        layout->dtype = attn__tensor_default_type(p, tensor);
-    } else if (tensor->unset == ATTN__UNSET_PARTNER) {
-        const attn_layout *partner = (const attn_layout *)(const void *)((const char *)p + tensor->partner);
-        *layout = *partner;
-        if (partner->dtype != ATTN_NONE && tensor->type == ATTN__TYPE_STAT) {
-            layout->dtype = attn__tensor_default_type(p, tensor);
-        }
+    if (tensor->unset == ATTN__UNSET_PLAIN || tensor->unset == ATTN__UNSET_PARTNER) {
+        attn__tensor_normal(p, tensor, layout);
     }
     return ATTN_OK;
 }

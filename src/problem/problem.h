@@ -20,6 +20,9 @@
 
 attn_status attn__problem_canonical(const attn_problem *in, attn_problem *out, attn_error *error);
 
+/* 1/sqrt(dim_qk), rounded once to float32. */
+float attn__default_scale(int64_t dim_qk);
+
 /* Copies *in (size-stamped) into *out and checks presence of pointers, lengths and segments against the canonical
  * problem; nothing is written elsewhere. */
 attn_status attn__args_check(const attn_problem *problem, const attn_args *in, attn_args *out, attn_error *error);
@@ -30,6 +33,10 @@ attn_status attn__struct_read(void *out, size_t size, const void *in, size_t sta
 
 /* Refuses a stamp that cuts off fields which the first version already had to be given. */
 attn_status attn__struct_minimum(size_t stamp, size_t minimum, attn_error *error);
+
+/* Fills a size-stamped output struct up to its stamp (at least sizeof(size_t)): the fields both sides know from
+ * *value, fields that only the caller knows with 0. The stamp stays. */
+void attn__struct_write(void *out, const void *value, size_t size);
 
 /* --- Rows: how sequences lie in the buffers, one view for dense, packed and segments (rows.c) --- */
 

@@ -28,3 +28,11 @@ attn_status attn__struct_minimum(size_t stamp, size_t minimum, attn_error *error
     }
     return ATTN_OK;
 }
+
+void attn__struct_write(void *out, const void *value, size_t size) {
+    size_t stamp;
+    memcpy(&stamp, out, sizeof stamp);
+    size_t known = stamp < size ? stamp : size;
+    memcpy((char *)out + sizeof stamp, (const char *)value + sizeof stamp, known - sizeof stamp);
+    memset((char *)out + known, 0, stamp - known);
+}

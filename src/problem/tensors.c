@@ -128,3 +128,15 @@ bool attn__tensor_plain(const attn_problem *problem, const attn__tensor *tensor,
     }
     return fits;
 }
+
+bool attn__tensor_normal(const attn_problem *problem, const attn__tensor *tensor, attn_layout *normal) {
+    if (tensor->unset != ATTN__UNSET_PARTNER) {
+        normal->dtype = attn__tensor_default_type(problem, tensor);
+        return attn__tensor_plain(problem, tensor, false, normal->stride);
+    }
+    *normal = *(const attn_layout *)(const void *)((const char *)problem + tensor->partner);
+    if (normal->dtype != ATTN_NONE && tensor->type == ATTN__TYPE_STAT) {
+        normal->dtype = attn__tensor_default_type(problem, tensor); /* dbias is not in the bias's 16 bits */
+    }
+    return true;
+}

@@ -70,4 +70,8 @@ const char *attn__tensor_type_text(const attn_problem *problem, const attn__tens
  * [batch, head, token, dim]. False if they pass 63 bits. */
 bool attn__tensor_plain(const attn_problem *problem, const attn__tensor *tensor, bool heads_first, int64_t stride[4]);
 
+/* The layout that an unset or partly told one takes: its partner's, or the plain one; partners must be resolved.
+ * False if plain strides pass 63 bits. */
+bool attn__tensor_normal(const attn_problem *problem, const attn__tensor *tensor, attn_layout *normal);
+
 #endif
