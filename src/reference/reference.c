@@ -38,7 +38,7 @@ static attn_status backward(const attn_plan *plan, const attn_args *args, void *
 extern const attn__impl attn__impl_reference;
 const attn__impl attn__impl_reference = {.name = "reference",
                                          .backend = "reference",
-                                         .automatic = 1,
+                                         .automatic = ATTN__FOR_F64,
                                          .prepare = prepare,
                                          .forward = forward,
                                          .backward = backward};
