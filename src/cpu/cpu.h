@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What scheduling (src/cpu) and kernels (src/cpu/kernels) share: query rows as lanes, tasks, the table of kernels.
+ *
+ * A block is up to ATTN__BLOCK query rows. Each row is a lane of the kernels' vectors; a row knows its head, so one
+ * block may hold rows of all the query heads that share a kv head. */
+#ifndef ATTN_CPU_CPU_H
+#define ATTN_CPU_CPU_H
+
+#include "base/philox.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
+
+#define ATTN__BLOCK 64
+#define ATTN__MAX_BLOCKS 4 /* blocks a task carries along the keys, to share one converted key block */
+#define ATTN__FEW 8        /* rows up to which lanes run along the head dimension instead */
+
+typedef struct attn__lanes {
+    int count;            /* lanes in use; the others repeat lane 0 and are never stored */
+    int32_t low, high;    /* least and greatest `shifted` */
+    int64_t sequence;
+    int64_t row[ATTN__BLOCK];      /* in the buffers of q, o, lse ... */
+    int32_t head[ATTN__BLOCK];
+    int32_t position[ATTN__BLOCK]; /* i, inside the sequence */
+    int32_t shifted[ATTN__BLOCK];  /* i' */
+} attn__lanes;
+
+/* What does not change within one run. */
+typedef struct attn__run {
+    const attn_plan *plan;
+    const attn_problem *problem;
+    const attn_args *args;
+    attn__side q, kv;
+    attn__dropout_key dropout;
+    char *workspace;
+} attn__run;
+
+/* Query rows that share their keys: rows [row_begin, row_end) of the list (head, row of the segment), heads outer. */
+typedef struct attn__query_rows {
+    attn_segment segment;
+    int64_t shift; /* i' - i */
+    int64_t head_first, heads;
+    int64_t row_begin, row_end;
+} attn__query_rows;
+
+void attn__lanes_fill(attn__lanes *lanes, const attn__query_rows *rows, int64_t first);
+
+/* Offset in elements of (sequence, head, row) in a tensor addressed by row. */
+static inline int64_t attn__row_offset(const attn_layout *layout, int64_t sequence, int64_t head, int64_t row) {
+    return sequence * layout->stride[0] + head * layout->stride[1] + row * layout->stride[2];
+}
+static inline int64_t attn__lane_offset(const attn_layout *layout, const attn__lanes *lanes, int lane) {
+    return attn__row_offset(layout, lanes->sequence, lanes->head[lane], lanes->row[lane]);
+}
+
+/* Forward of query_rows against keys [key_begin, key_end), counted along the sequence's key segments. */
+typedef struct attn__forward_task {
+    const attn__run *run;
+    attn__query_rows rows;
+    int64_t head_kv;
+    int64_t key_begin, key_end;
+    float *partial; /* NULL: write o and lse; else leave the state of each block here (attn__state_floats each) */
+    bool with_sink; /* the sink counts in one part only */
+} attn__forward_task;
+
+/* The state of one block: per lane the reference m (log2 units) and the sum l, then o transposed [dim_v][lanes]. */
+static inline int64_t attn__state_floats(const attn_problem *problem) {
+    return ATTN__BLOCK * (problem->dim_v + 2);
+}
+
+typedef struct attn__kernels {
+    int lanes; /* of one register tile */
+    /* Bytes of scratch one thread needs. */
+    size_t (*forward_scratch)(const attn_plan *plan);
+    void (*forward)(const attn__forward_task *task, void *scratch);
+    /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order, and writes o and lse. */
+    void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
+} attn__kernels;
+
+extern const attn__kernels attn__kernels_generic, attn__kernels_avx2, attn__kernels_avx512, attn__kernels_avx512bf16,
+    attn__kernels_neon;
+
+attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error);
+attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
+                              attn_error *error);
+attn_status attn__cpu_backward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
+                               attn_error *error);
+
+#endif

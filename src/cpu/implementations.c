@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The CPU backend's rows of the implementation table, one for each instruction set it is compiled for. */
+#include "backend.h"
+#include "cpu/cpu.h"
+
+#define ATTN__CPU_ROW(name, isa)                                                                                       \
+    const attn__impl attn__impl_##name = {                                                                             \
+        #name, "cpu", isa, 1, attn__cpu_prepare, attn__cpu_forward, NULL, NULL, &attn__kernels_##name}
+
+ATTN__CPU_ROW(generic, 0);
+#ifdef ATTN_HAVE_AVX2
+ATTN__CPU_ROW(avx2, ATTN__ISA_AVX2);
+#endif
+#ifdef ATTN_HAVE_AVX512
+ATTN__CPU_ROW(avx512, ATTN__ISA_AVX512);
+#endif
+#ifdef ATTN_HAVE_AVX512BF16
+ATTN__CPU_ROW(avx512bf16, ATTN__ISA_AVX512 | ATTN__ISA_AVX512BF16);
+#endif
+#ifdef ATTN_HAVE_NEON
+ATTN__CPU_ROW(neon, ATTN__ISA_NEON);
+#endif

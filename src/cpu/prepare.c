@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Choices of the CPU backend, from problem, hints and machine alone. They change speed and the order of sums, so they
+ * may depend on sizes but never on the number of threads (only the scratch's size does). */
+#include "backend.h"
+#include "base/error.h"
+#include "cpu/cpu.h"
+
+/* Enough tasks for many cores to end together; more parts cost a merge each. */
+#define WANTED_TASKS 64
+/* Keys a part must have to be worth its merge. */
+#define KEYS_A_PART 512
+/* 96 keys x 64 rows of scores and the keys themselves stay in the caches next to the core; 96 to 192 were within 2 %
+ * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
+#define BLOCK_KV 96
+
+static int64_t round_up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Query segments and tasks (of one part) at most, whatever the lengths turn out to be. */
+static int64_t segment_bound(const attn_problem *p) {
+    return p->rows_q == ATTN_SEGMENTS ? p->segments_q : p->batch;
+}
+static int64_t task_bound(const attn_problem *p, int64_t group, int64_t block_q) {
+    int64_t segments = segment_bound(p), groups = p->heads_q / group;
+    int64_t blocks = segments * round_up_div(group * p->tokens_q, block_q);
+    if (p->rows_q != ATTN_DENSE) {
+        blocks = smaller(blocks, round_up_div(group * p->total_q, block_q) + segments);
+    }
+    return groups * blocks;
+}
+
+static bool converts(const attn_problem *p) {
+    return p->k.dtype != ATTN_F32 || p->k.stride[3] != 1 || p->v.stride[3] != 1;
+}
+
+static void choose_forward(attn_plan *plan) {
+    const attn_problem *p = &plan->problem;
+    attn__choice *c = &plan->choice;
+    int64_t share = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    c->group = share > 1 && p->tokens_q < ATTN__BLOCK ? share : 1;
+    c->block_kv = plan->hints.block_kv > 0 ? plan->hints.block_kv : BLOCK_KV;
+    if (plan->hints.block_q > 0) {
+        c->block_q = smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS);
+    } else {
+        c->block_q = ATTN__BLOCK;
+        /* More rows share one converted key block, as long as tasks stay plenty. */
+        while (converts(p) && c->block_q < ATTN__BLOCK * ATTN__MAX_BLOCKS &&
+               task_bound(p, c->group, 2 * c->block_q) >= WANTED_TASKS / 2) {
+            c->block_q *= 2;
+        }
+    }
+    int64_t tasks = task_bound(p, c->group, c->block_q);
+    c->splits = 1;
+    if (plan->hints.splits > 0) {
+        c->splits = smaller(plan->hints.splits, p->tokens_kv > 0 ? p->tokens_kv : 1);
+    } else if (tasks > 0 && tasks < WANTED_TASKS) {
+        c->splits = smaller(round_up_div(WANTED_TASKS, tasks), round_up_div(p->tokens_kv, KEYS_A_PART));
+        c->splits = c->splits < 1 ? 1 : c->splits;
+    }
+}
+
+attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error) {
+    const attn_problem *p = &plan->problem;
+    attn__choice *c = &plan->choice;
+    const attn__kernels *kernels = plan->impl->kernels;
+    size_t total = 0;
+    if (p->pass != ATTN_FORWARD) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "pass", "is backward, which this implementation does not run");
+    }
+    c->threads = plan->machine.threads;
+    choose_forward(plan);
+    c->scratch_each = (kernels->forward_scratch(plan) + 4095) & ~(size_t)4095;
+    c->prefix = attn__span_take(&total, (size_t)(segment_bound(p) + 1) * sizeof(int64_t));
+    if (c->splits > 1) {
+        size_t states = (size_t)(task_bound(p, c->group, c->block_q) * c->splits);
+        size_t each = (size_t)(round_up_div(c->block_q, ATTN__BLOCK) * attn__state_floats(p)) * sizeof(float);
+        c->partials = attn__span_take(&total, states * each);
+    }
+    c->scratch = attn__span_take(&total, (size_t)c->threads * c->scratch_each);
+    if (total == SIZE_MAX) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "workspace", "would be larger than the address space");
+    }
+    plan->workspace = total;
+    return ATTN_OK;
+}
