@@ -176,9 +176,7 @@ static row_weight weigh(const attn_merge_args *a, int64_t at) {
             row.only = row.any || isnan(lse) ? -1 : p;
             row.any = true;
         }
-        if (lse > largest || isnan(lse)) { /* a NaN stays the largest */
-            largest = lse;
-        }
+        largest = fmax(largest, lse); /* a NaN shows in the sum */
     }
     for (int64_t p = 0; p < a->parts && row.any; p++) {
         sum += exp(attn__load(a->lse.dtype, a->lse_parts[p], at) - largest);

@@ -208,6 +208,16 @@ static void test_nan_shows(void **state) {
     }
 }
 
+static void test_nan_alone_shows(void **state) {
+    (void)state;
+    merge_case c;
+    start(&c, 2);
+    fill(&c, 0, 1, NAN);
+    fill(&c, 1, 1, -INFINITY);
+    run(&c);
+    assert_true(isnan(c.lse_result[0]) && isnan(c.result[0]) && isnan(c.result[SIZE - 1]));
+}
+
 /* Other types and strides: parts in bf16, result in float64 [head, token, dim] backwards, lse in float64 [token, head];
  * gaps stay as they were. */
 static void test_layouts(void **state) {
@@ -331,6 +341,7 @@ int main(void) {
         cmocka_unit_test(test_order),
         cmocka_unit_test(test_in_place),
         cmocka_unit_test(test_nan_shows),
+        cmocka_unit_test(test_nan_alone_shows),
         cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_without_lse_result_and_empty),
         cmocka_unit_test(test_refusals),
