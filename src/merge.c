@@ -45,6 +45,24 @@ static attn_status check_dtype(const char *field, attn_dtype dtype, attn_error *
                       attn_dtype_name(dtype), (int)dtype);
 }
 
+static uint64_t magnitude(int64_t value) {
+    return value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+}
+
+/* Among the axes that are not done (there is one): the one of smallest stride. */
+static int next_axis(const attn_layout *layout, const bool *done, int axes) {
+    int best = 0;
+    while (done[best]) {
+        best++;
+    }
+    for (int other = best + 1; other < axes; other++) {
+        if (!done[other] && magnitude(layout->stride[other]) < magnitude(layout->stride[best])) {
+            best = other;
+        }
+    }
+    return best;
+}
+
 /* Offsets stay within 63 bits of bytes; elements of an output do not share addresses: with the axes sorted by
  * stride, each stride passes what the smaller ones reach together. axes: 4, or 3 for lse. */
 static attn_status check_strides(const attn_merge_args *a, const char *name, const attn_layout *layout, int axes,
@@ -54,12 +72,7 @@ static attn_status check_strides(const attn_merge_args *a, const char *name, con
     bool done[4] = {false};
     char field[FIELD];
     for (int n = 0; n < axes; n++) {
-        int axis = -1;
-        for (int other = 0; other < axes; other++) {
-            if (!done[other] && (axis < 0 || llabs(layout->stride[other]) < llabs(layout->stride[axis]))) {
-                axis = other;
-            }
-        }
+        int axis = next_axis(layout, done, axes);
         int64_t stride = layout->stride[axis], length, bytes;
         done[axis] = true;
         snprintf(field, sizeof field, "%s.stride[%d]", name, axis);
