@@ -8,12 +8,11 @@
  * float rows with neighbouring elements, else converted a block at a time.
  *
  * A hidden p is exactly 0 and a visible one never is (vf_exp2). Where a block has hidden pairs and V holds NaN or inf,
- * 0 * NaN must not reach the sum: values_add_careful skips hidden pairs one by one. */
+ * 0 * NaN must not reach the sum: panel_add_careful skips hidden pairs one by one. */
 #ifndef ATTN_CPU_FORWARD_H
 #define ATTN_CPU_FORWARD_H
 
-#include "score.h"
-#include "tile.h"
+#include "block.h"
 
 typedef struct forward_block {
     score_rows rows;
@@ -22,12 +21,6 @@ typedef struct forward_block {
     float *m, *l, *o; /* state: m [64], l [64], o [group][dim_v][lane] */
 } forward_block;
 
-/* A block of keys and values as the tiles read them: float rows, element stride 1. */
-typedef struct key_block {
-    const float *k, *v;
-    int64_t k_row, v_row;
-} key_block;
-
 typedef struct forward_scratch {
     forward_block *blocks; /* [ATTN__MAX_BLOCKS] */
     float *q;              /* [blocks][dim_qk * 64] */
@@ -35,19 +28,9 @@ typedef struct forward_scratch {
     float *scores;         /* [group][key][lane] of one block */
     float *extra;          /* likewise; NULL unless bias or boolean mask */
     float *keep;           /* [key][lane] of one group; NULL unless dropout */
-    float *k, *v;          /* converted key block; NULL unless needed */
+    key_room room;
     size_t bytes;
 } forward_scratch;
-
-static inline void *scratch_take(char *base, size_t *used, size_t bytes) {
-    void *at = base ? base + *used : NULL;
-    *used += (bytes + 63) & ~(size_t)63;
-    return at;
-}
-
-static inline bool rows_need_copy(const attn_layout *layout) {
-    return layout->dtype != ATTN_F32 || layout->stride[3] != 1;
-}
 
 /* One function lays the scratch out: with base NULL it measures. */
 static forward_scratch forward_carve(const attn_plan *plan, void *base) {
@@ -66,12 +49,7 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
     if (p->dropout > 0) {
         s.keep = scratch_take(base, &s.bytes, keys * ATTN_LANES * sizeof(float));
     }
-    if (rows_need_copy(&p->k)) {
-        s.k = scratch_take(base, &s.bytes, keys * (size_t)p->dim_qk * sizeof(float));
-    }
-    if (rows_need_copy(&p->v)) {
-        s.v = scratch_take(base, &s.bytes, keys * (size_t)p->dim_v * sizeof(float));
-    }
+    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys);
     return s;
 }
 
@@ -160,43 +138,6 @@ static __attribute__((noinline)) void softmax(bool masked, float *scores, int co
     }
 }
 
-/* x - x is 0 for numbers and NaN for NaN and inf. */
-static bool rows_finite(const float *rows, int64_t row_stride, int64_t count, int64_t dim) {
-    vf all = vf_set(0.0f);
-    float rest = 0.0f;
-    for (int64_t n = 0; n < count; n++) {
-        int64_t d = 0;
-        for (; d + ATTN_W <= dim; d += ATTN_W) {
-            vf x = vf_loadu(rows + n * row_stride + d);
-            all += x - x;
-        }
-        for (; d < dim; d++) {
-            rest += rows[n * row_stride + d] - rows[n * row_stride + d];
-        }
-    }
-    for (int lane = 0; lane < ATTN_W; lane++) {
-        rest += all[lane];
-    }
-    return rest == 0.0f;
-}
-
-/* c[r][lane] = c * factor + sum over n of b * x, leaving out the pairs with x = 0 ("hidden"), whatever b holds. */
-static __attribute__((noinline)) void panel_add_careful(int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                                        const float *factor) {
-    for (int64_t r = 0; r < rows; r++) {
-        for (int lane = 0; lane < ATTN_LANES; lane++) {
-            float sum = 0.0f;
-            for (int64_t n = 0; n < o.count; n++) {
-                float x = o.x[n * o.x_step + lane];
-                if (x != 0.0f) {
-                    sum += o.b[r * o.b_row + n * o.b_step] * x;
-                }
-            }
-            c[r * c_row + lane] = c[r * c_row + lane] * factor[lane] + sum;
-        }
-    }
-}
-
 /* One row block against keys j ... j + count - 1, whose rows start at `keys`. */
 static void forward_step(const attn__forward_task *task, const score_rule *rule, const forward_scratch *s,
                          forward_block *block, key_block keys, int64_t j, int count, bool edge) {
@@ -226,8 +167,12 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
                 vf_store(scores + at, vf_load(scores + at) * vf_load(s->keep + at));
             }
         }
-        (careful ? panel_add_careful : panel_add)(p->dim_v, pv,
-                                                  block->o + (int64_t)group * ATTN_LANES * p->dim_v, ATTN_LANES, alpha);
+        float *o = block->o + (int64_t)group * ATTN_LANES * p->dim_v;
+        if (careful) {
+            panel_add_careful(p->dim_v, pv, o, ATTN_LANES, alpha, (seen_pairs){scores, 0, ATTN_LANES, 1});
+        } else {
+            panel_add(p->dim_v, pv, o, ATTN_LANES, alpha);
+        }
     }
 }
 
@@ -264,27 +209,6 @@ static void forward_finish(const attn__forward_task *task, forward_block *block)
     }
 }
 
-/* Keys [row, row + count) of a segment as float rows, in place or converted. */
-static key_block key_block_load(const attn_problem *p, const attn_args *args, const forward_scratch *s,
-                                int64_t sequence, int64_t head_kv, int64_t row, int64_t count) {
-    const char *k = (const char *)args->k +
-                    attn__row_offset(&p->k, sequence, head_kv, row) * (int64_t)attn_dtype_size(p->k.dtype);
-    const char *v = (const char *)args->v +
-                    attn__row_offset(&p->v, sequence, head_kv, row) * (int64_t)attn_dtype_size(p->v.dtype);
-    key_block keys = {(const float *)k, (const float *)v, p->k.stride[2], p->v.stride[2]};
-    if (s->k) {
-        rows_widen(p->k.dtype, k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, s->k, p->dim_qk);
-        keys.k = s->k;
-        keys.k_row = p->dim_qk;
-    }
-    if (s->v) {
-        rows_widen(p->v.dtype, v, p->v.stride[2], p->v.stride[3], count, p->dim_v, s->v, p->dim_v);
-        keys.v = s->v;
-        keys.v_row = p->dim_v;
-    }
-    return keys;
-}
-
 /* All row blocks against rows [row, row + count) of one key segment. */
 static void forward_key_block(const attn__forward_task *task, const score_rule *rule, const forward_scratch *s,
                               int n_blocks, const attn_segment *segment, int64_t row, int64_t count) {
@@ -304,7 +228,7 @@ static void forward_key_block(const attn__forward_task *task, const score_rule *
             continue;
         }
         if (!loaded) {
-            keys = key_block_load(p, rule->args, s, segment->sequence, task->head_kv, segment->first + row, count);
+            keys = key_block_load(p, rule->args, &s->room, segment->sequence, task->head_kv, segment->first + row, count);
             loaded = true;
         }
         key_block cut = keys;
