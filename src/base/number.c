@@ -92,10 +92,13 @@ bool attn__float_read(const char *text, size_t length, float *value) {
 void attn__float_write(float value, char text[32]) {
     char point[16];
     size_t gap = separator(point);
+    char candidate[32];
+    size_t shortest = 32;
     for (int precision = 1; precision <= 9; precision++) {
-        snprintf(text, 32, "%.*g", precision, (double)value);
-        if (strtof(text, NULL) == value) {
-            break;
+        size_t length = (size_t)snprintf(candidate, sizeof candidate, "%.*g", precision, (double)value);
+        if (length < shortest && strtof(candidate, NULL) == value) {
+            memcpy(text, candidate, length + 1);
+            shortest = length;
         }
     }
     char *found = memchr(text, point[0], strlen(text));

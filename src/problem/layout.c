@@ -62,6 +62,10 @@ static int64_t magnitude(int64_t value) {
     return value < 0 ? -value : value;
 }
 
+static bool is_empty(const axes *a) {
+    return !a->extent[0] || !a->extent[1] || !a->extent[2] || !a->extent[3];
+}
+
 /* Offsets are checked, so sums of reaches cannot overflow. */
 static attn_status check_overlap(const axes *a, attn_error *error) {
     bool sums = a->tensor->shape == ATTN__SHAPE_SCORES; /* dbias is summed over axes of stride 0 */
@@ -69,9 +73,6 @@ static attn_status check_overlap(const axes *a, attn_error *error) {
     int order[4], count = 0;
     for (int axis = 0; axis < 4; axis++) {
         int64_t stride = a->layout->stride[axis];
-        if (a->extent[axis] == 0) {
-            return ATTN_OK;
-        }
         if (!(a->read & 1u << axis) || a->extent[axis] == 1 || (stride == 0 && sums)) {
             continue;
         }
@@ -109,11 +110,11 @@ attn_status attn__check_layouts(const attn_problem *problem, attn_error *error) 
         attn__tensor_extents(problem, a.tensor, a.extent, &a.read);
         attn_status status = check_type(problem, &a, error);
         status = status ? status : check_offsets(&a, error);
-        if (!status && a.tensor->written & 1 << problem->pass) {
+        if (!status && a.tensor->written & 1 << problem->pass && !is_empty(&a)) {
             /* Segments of all sequences may lie in one run of rows; that their rows differ is checked with them. */
             if (a.tensor->shape != ATTN__SHAPE_SCORES && a.layout->stride[0] == 0 &&
                 attn__tensor_rows(problem, a.tensor) == ATTN_SEGMENTS) {
-                a.extent[0] = a.extent[0] ? 1 : 0;
+                a.extent[0] = 1;
             }
             status = check_overlap(&a, error);
         }
