@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define MAX_INPUT 65536
+#define LONGEST_INPUT 65536
 
 static uint32_t state = 12345;
 
@@ -20,7 +20,7 @@ static uint32_t next_random(void) {
 
 /* The exact size, so that a sanitizer sees a read past the end. */
 static void feed(const uint8_t *data, size_t size) {
-    uint8_t *copy = malloc(size ? size : 1);
+    uint8_t *copy = calloc(size ? size : 1, 1);
     if (!copy) {
         return;
     }
@@ -30,7 +30,7 @@ static void feed(const uint8_t *data, size_t size) {
 }
 
 static void feed_mutations(const uint8_t *data, size_t size, int rounds) {
-    uint8_t changed[2 * MAX_INPUT];
+    uint8_t changed[2 * LONGEST_INPUT];
     for (int round = 0; round < rounds && size > 0; round++) {
         size_t at = next_random() % size, length = size;
         memcpy(changed, data, size);
@@ -47,7 +47,7 @@ static void feed_mutations(const uint8_t *data, size_t size, int rounds) {
 }
 
 static int replay_file(const char *path) {
-    static uint8_t data[MAX_INPUT];
+    static uint8_t data[LONGEST_INPUT];
     FILE *file = fopen(path, "rb");
     if (!file) {
         fprintf(stderr, "%s: cannot be read\n", path);
