@@ -10,15 +10,15 @@
 #include "plan/plan.h"
 #include "problem/problem.h"
 
-#define ATTN__BLOCK 64
+#define ATTN__BLOCK      64
 #define ATTN__MAX_BLOCKS 4 /* blocks a task carries along the keys, to share one converted key block */
-#define ATTN__FEW 8        /* rows up to which lanes run along the head dimension instead */
+#define ATTN__FEW        8 /* rows up to which lanes run along the head dimension instead */
 
 typedef struct attn__lanes {
-    int count;            /* lanes in use; the others repeat lane 0 and are never stored */
-    int32_t low, high;    /* least and greatest `shifted` */
+    int count;         /* lanes in use; the others repeat lane 0 and are never stored */
+    int32_t low, high; /* least and greatest `shifted` */
     int64_t sequence;
-    int64_t row[ATTN__BLOCK];      /* in the buffers of q, o, lse ... */
+    int64_t row[ATTN__BLOCK]; /* in the buffers of q, o, lse ... */
     int32_t head[ATTN__BLOCK];
     int32_t position[ATTN__BLOCK]; /* i, inside the sequence */
     int32_t shifted[ATTN__BLOCK];  /* i' */

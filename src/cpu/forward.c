@@ -19,12 +19,16 @@ typedef struct forward_run {
     int64_t partial_stride; /* floats of one task */
 } forward_run;
 
-static int64_t round_up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t round_up_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
 
 static int64_t segment_blocks(const attn_plan *plan, int64_t rows) {
     return round_up_div(plan->choice.group * rows, plan->choice.block_q);
 }
-static int64_t head_groups(const attn_plan *plan) { return plan->problem.heads_q / plan->choice.group; }
+static int64_t head_groups(const attn_plan *plan) {
+    return plan->problem.heads_q / plan->choice.group;
+}
 
 static int64_t task_segment(const int64_t *prefix, int64_t segments, int64_t task) {
     int64_t low = 0, high = segments; /* prefix[low] <= task < prefix[high] */
@@ -121,7 +125,10 @@ attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void
     const attn__choice *choice = &plan->choice;
     forward_run f = {{plan, p, args, attn__side_q(p, args), attn__side_kv(p, args),
                       attn__dropout_key_make(args->seed, args->offset, p->dropout), workspace},
-                     plan->impl->kernels, NULL, NULL, 0};
+                     plan->impl->kernels,
+                     NULL,
+                     NULL,
+                     0};
     (void)stream;
     (void)error;
     if (p->heads_q == 0) {

@@ -13,8 +13,12 @@
  * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
 #define BLOCK_KV 96
 
-static int64_t round_up_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t round_up_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+static int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
 
 /* Query segments and tasks (of one part) at most, whatever the lengths turn out to be. */
 static int64_t segment_bound(const attn_problem *p) {

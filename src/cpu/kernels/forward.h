@@ -17,7 +17,7 @@
 typedef struct forward_block {
     score_rows rows;
     int groups;
-    float *q; /* [group][dim_qk][lane] */
+    float *q;         /* [group][dim_qk][lane] */
     float *m, *l, *o; /* state: m [64], l [64], o [group][dim_v][lane] */
 } forward_block;
 
@@ -53,7 +53,9 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
     return s;
 }
 
-static size_t forward_scratch_bytes(const attn_plan *plan) { return forward_carve(plan, NULL).bytes; }
+static size_t forward_scratch_bytes(const attn_plan *plan) {
+    return forward_carve(plan, NULL).bytes;
+}
 
 /* Query rows transposed, the scale's sign folded in. */
 static void forward_block_start(forward_block *block, const score_rule *rule, const attn__forward_task *task,
@@ -109,8 +111,8 @@ VEC_INLINE void softmax_as(const bool masked, float *scores, int count, float un
     const vf scale = vf_set(unit);
     vf subtract[ATTN_NV], sum[ATTN_NV];
     for (int v = 0; v < ATTN_NV; v++) {
-        subtract[v] = reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W,
-                                      vf_load(top + v * ATTN_W) * scale);
+        subtract[v] =
+            reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W, vf_load(top + v * ATTN_W) * scale);
         sum[v] = vf_set(0.0f);
     }
     for (int n = 0; n < count; n++) {
@@ -147,8 +149,8 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
     for (int group = 0; group < block->groups; group++) {
         float top[ATTN_LANES] __attribute__((aligned(64))), alpha[ATTN_LANES] __attribute__((aligned(64)));
         float *scores = s->scores + (int64_t)group * count * ATTN_LANES;
-        attn__operands qk = {keys.k, keys.k_row, 1, block->q + (int64_t)group * ATTN_LANES * p->dim_qk, ATTN_LANES,
-                             p->dim_qk};
+        attn__operands qk = {keys.k,     keys.k_row, 1, block->q + (int64_t)group * ATTN_LANES * p->dim_qk,
+                             ATTN_LANES, p->dim_qk};
         attn__operands pv = {keys.v, 1, keys.v_row, scores, ATTN_LANES, count};
         for (int lane = 0; lane < ATTN_LANES; lane++) {
             top[lane] = -INFINITY;
@@ -223,12 +225,12 @@ static void forward_key_block(const attn__forward_task *task, const score_rule *
         if (span == SPAN_HIDDEN) {
             continue;
         }
-        if (rule->has_extra &&
-            !score_extra(rule, &block->rows, block->groups, begin, (int)(end - begin), s->extra)) {
+        if (rule->has_extra && !score_extra(rule, &block->rows, block->groups, begin, (int)(end - begin), s->extra)) {
             continue;
         }
         if (!loaded) {
-            keys = key_block_load(p, rule->args, &s->room, segment->sequence, task->head_kv, segment->first + row, count);
+            keys =
+                key_block_load(p, rule->args, &s->room, segment->sequence, task->head_kv, segment->first + row, count);
             loaded = true;
         }
         key_block cut = keys;

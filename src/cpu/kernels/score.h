@@ -67,8 +67,8 @@ static __attribute__((unused)) void score_rows_fill(score_rows *rows, const scor
         rows->slope[lane] =
             alibi->dtype == ATTN_NONE
                 ? 0.0f
-                : ((const float *)rule->args->alibi)[lanes->sequence * alibi->stride[0] +
-                                                     lanes->head[lane] * alibi->stride[1]];
+                : ((const float *)
+                       rule->args->alibi)[lanes->sequence * alibi->stride[0] + lanes->head[lane] * alibi->stride[1]];
     }
 }
 

@@ -5,8 +5,8 @@
 
 #include <immintrin.h>
 
-#define ATTN_W 16
-#define ATTN_NV 4
+#define ATTN_W    16
+#define ATTN_NV   4
 #define ATTN_ROWS 6
 #ifdef __AVX512BF16__
 #define ATTN_HAVE_DOT2 1
@@ -15,13 +15,27 @@
 #endif
 #include "vec_types.h"
 
-VEC_INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps(a, b, c); }
-VEC_INLINE vf vf_max(vf a, vf b) { return (vf)_mm512_max_ps(a, b); }
-VEC_INLINE vf vf_round(vf x) { return (vf)_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-VEC_INLINE vf vf_ceil(vf x) { return (vf)_mm512_roundscale_ps(x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC); }
-VEC_INLINE vi vi_of(vf x) { return (vi)_mm512_cvtps_epi32(x); }
-VEC_INLINE vf vf_of(vi x) { return (vf)_mm512_cvtepi32_ps((__m512i)x); }
-VEC_INLINE vf vf_widen_f16(const uint16_t *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
+    return (vf)_mm512_fmadd_ps(a, b, c);
+}
+VEC_INLINE vf vf_max(vf a, vf b) {
+    return (vf)_mm512_max_ps(a, b);
+}
+VEC_INLINE vf vf_round(vf x) {
+    return (vf)_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+VEC_INLINE vf vf_ceil(vf x) {
+    return (vf)_mm512_roundscale_ps(x, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+}
+VEC_INLINE vi vi_of(vf x) {
+    return (vi)_mm512_cvtps_epi32(x);
+}
+VEC_INLINE vf vf_of(vi x) {
+    return (vf)_mm512_cvtepi32_ps((__m512i)x);
+}
+VEC_INLINE vf vf_widen_f16(const uint16_t *p) {
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
 VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
@@ -29,7 +43,9 @@ VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }
 #if ATTN_HAVE_DOT2
-VEC_INLINE vf vf_dot2(vf acc, vf x, vf b) { return (vf)_mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)b); }
+VEC_INLINE vf vf_dot2(vf acc, vf x, vf b) {
+    return (vf)_mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)b);
+}
 #endif
 
 #endif

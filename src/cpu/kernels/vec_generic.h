@@ -5,14 +5,18 @@
 
 #include "base/dtype.h"
 
-#define ATTN_W 4
-#define ATTN_NV 2
-#define ATTN_ROWS 4
+#define ATTN_W         4
+#define ATTN_NV        2
+#define ATTN_ROWS      4
 #define ATTN_HAVE_DOT2 0
 #include "vec_types.h"
 
-VEC_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
-VEC_INLINE vf vf_max(vf a, vf b) { return vf_select(a > b, a, b); }
+VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
+    return a * b + c;
+}
+VEC_INLINE vf vf_max(vf a, vf b) {
+    return vf_select(a > b, a, b);
+}
 /* Adding 1.5 * 2^23 leaves no fraction bits; larger numbers are whole already. */
 VEC_INLINE vf vf_round(vf x) {
     vf magic = vf_set(12582912.0f);
@@ -22,8 +26,12 @@ VEC_INLINE vf vf_ceil(vf x) {
     vf nearest = vf_round(x);
     return nearest + vf_select(nearest < x, vf_set(1.0f), vf_set(0.0f));
 }
-VEC_INLINE vi vi_of(vf x) { return __builtin_convertvector(vf_round(x), vi); }
-VEC_INLINE vf vf_of(vi x) { return __builtin_convertvector(x, vf); }
+VEC_INLINE vi vi_of(vf x) {
+    return __builtin_convertvector(vf_round(x), vi);
+}
+VEC_INLINE vf vf_of(vi x) {
+    return __builtin_convertvector(x, vf);
+}
 VEC_INLINE vf vf_widen_f16(const uint16_t *p) {
     vf x = {0};
     for (int lane = 0; lane < ATTN_W; lane++) {

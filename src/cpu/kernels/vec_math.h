@@ -7,7 +7,7 @@
 #include "vec_types.h"
 
 #define ATTN_LOG2E 1.44269504088896340736
-#define ATTN_LN2 0.69314718055994530942
+#define ATTN_LN2   0.69314718055994530942
 
 /* 2^x for x <= 127.5, relative error 2e-7 (degree 5: 9.2e-8, the rest is rounding). Below -126 it gives 2^-126, never
  * 0, so that "p is 0" can mean "hidden" and nothing else. NaN gives NaN: its integer is INT_MIN or 0, of which the

@@ -44,13 +44,13 @@ VEC_INLINE void vf_store_as(const attn_dtype dtype, void *p, vf x) {
     } while (0)
 
 #if ATTN_W == 4
-#define ATTN__LOW 0, 4, 1, 5
+#define ATTN__LOW  0, 4, 1, 5
 #define ATTN__HIGH 2, 6, 3, 7
 #elif ATTN_W == 8
-#define ATTN__LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define ATTN__LOW  0, 8, 1, 9, 2, 10, 3, 11
 #define ATTN__HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
-#define ATTN__LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define ATTN__LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define ATTN__HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #endif
 #if defined(__clang__) || __GNUC__ >= 12

@@ -22,15 +22,33 @@ typedef float vf_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_ali
 typedef float vf_at __attribute__((vector_size(4 * ATTN_W), may_alias));
 typedef int32_t vi_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_alias));
 
-VEC_INLINE vf vf_load(const void *p) { return *(const vf_at *)p; } /* aligned to the vector */
-VEC_INLINE void vf_store(void *p, vf x) { *(vf_at *)p = x; }
-VEC_INLINE vf vf_loadu(const void *p) { return *(const vf_any *)p; }
-VEC_INLINE void vf_storeu(void *p, vf x) { *(vf_any *)p = x; }
-VEC_INLINE vi vi_loadu(const void *p) { return *(const vi_any *)p; }
-VEC_INLINE vf vf_set(float x) { return x - (vf){0}; }
-VEC_INLINE vi vi_set(int32_t x) { return x - (vi){0}; }
-VEC_INLINE vf vf_select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-VEC_INLINE vf vf_abs(vf x) { return (vf)((vi)x & vi_set(0x7fffffff)); }
+VEC_INLINE vf vf_load(const void *p) {
+    return *(const vf_at *)p;
+} /* aligned to the vector */
+VEC_INLINE void vf_store(void *p, vf x) {
+    *(vf_at *)p = x;
+}
+VEC_INLINE vf vf_loadu(const void *p) {
+    return *(const vf_any *)p;
+}
+VEC_INLINE void vf_storeu(void *p, vf x) {
+    *(vf_any *)p = x;
+}
+VEC_INLINE vi vi_loadu(const void *p) {
+    return *(const vi_any *)p;
+}
+VEC_INLINE vf vf_set(float x) {
+    return x - (vf){0};
+}
+VEC_INLINE vi vi_set(int32_t x) {
+    return x - (vi){0};
+}
+VEC_INLINE vf vf_select(vi mask, vf a, vf b) {
+    return (vf)((mask & (vi)a) | (~mask & (vi)b));
+}
+VEC_INLINE vf vf_abs(vf x) {
+    return (vf)((vi)x & vi_set(0x7fffffff));
+}
 VEC_INLINE bool vi_any_set(vi mask) {
     int32_t any = 0;
     for (int lane = 0; lane < ATTN_W; lane++) {
