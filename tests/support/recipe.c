@@ -240,6 +240,7 @@ static unsigned draw_broadcast(rng *r, double probability, bool keys) {
     return PRESENT | (unsigned)rng_range(r, 0, keys ? 15 : 7);
 }
 
+/* Sizes, until pairs times dims are within the budget. */
 static void draw_sizes(recipe *p, rng *r, double budget) {
     p->batch = (int)rng_range(r, 1, 4);
     p->heads_kv = (int)rng_range(r, 1, 3);
@@ -280,11 +281,11 @@ static void draw_band(recipe *p, rng *r) {
     }
 }
 
-recipe recipe_random(uint64_t seed, double budget) {
+recipe recipe_random(uint64_t seed) {
     static const attn_dtype dtypes[3] = {ATTN_F32, ATTN_F16, ATTN_BF16};
     rng draw = rng_seed(seed ^ 0xA77E17), *r = &draw;
     recipe p = {.name = "random", .seed = seed, .dtype = dtypes[rng_range(r, 0, 2)]};
-    draw_sizes(&p, r, budget);
+    draw_sizes(&p, r, rng_chance(r, 0.05) ? 4e6 : rng_chance(r, 0.3) ? 1e6 : 2e5);
     draw_band(&p, r);
     p.f32_out = rng_chance(r, 0.25);
     if (rng_chance(r, 0.3)) {

@@ -52,8 +52,8 @@ typedef struct recipe {
 } recipe;
 
 trial *recipe_trial(const recipe *r);
-/* Draws every field from the seed; pairs * dims stay below `budget`. */
-recipe recipe_random(uint64_t seed, double budget);
+/* Draws every field from the seed alone. */
+recipe recipe_random(uint64_t seed);
 /* One line with all that is not plain. */
 void recipe_text(const recipe *r, char *text, size_t size);
 

@@ -317,7 +317,15 @@ static bool forward(run *r) {
     describe_args(r);
     r->args.dout = NULL;
     r->args.dlse = NULL;
-    return pass(r, ATTN_FORWARD) && get(r, T_O) && (!wanted(r, T_LSE) || get(r, T_LSE));
+    if (!pass(r, ATTN_FORWARD) || !get(r, T_O) || (wanted(r, T_LSE) && !get(r, T_LSE))) {
+        return false;
+    }
+    for (int id = T_O; id <= T_LSE; id++) {
+        if (r->trial->value[id]) {
+            put(r, id, r->trial->value[id]);
+        }
+    }
+    return true;
 }
 
 static bool make_delta(run *r) {
@@ -325,13 +333,14 @@ static bool make_delta(run *r) {
     if (!create(r, T_DELTA, false)) {
         return false;
     }
+    const double *o = r->trial->value[T_O] ? r->trial->value[T_O] : r->out->value[T_O];
     double *delta = calloc((size_t)count + 1, sizeof *delta);
     if (!delta) {
         abort();
     }
     for (int64_t i = 0; i < count; i++) {
         for (int64_t d = 0; d < dims; d++) {
-            delta[i] += r->out->value[T_O][i * dims + d] * r->trial->value[T_DOUT][i * dims + d];
+            delta[i] += o[i * dims + d] * r->trial->value[T_DOUT][i * dims + d];
         }
     }
     put(r, T_DELTA, delta);

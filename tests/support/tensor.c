@@ -34,6 +34,9 @@ int64_t form_layout(const form *f, attn_dtype dtype, const int64_t n[4], attn_la
         if (level == (f->order == ORDER_BSHD || f->order == ORDER_SBHD)) {
             span += f->pad;
         }
+        if (level == 1) {
+            span += f->gap;
+        }
     }
     *origin = f->offset - low;
     return f->offset + high - low + 1;

@@ -16,6 +16,7 @@ typedef struct form {
     form_order order;
     int step;          /* stride of the innermost axis; 0 means 1 */
     int pad;           /* elements after each row (head and dim, or the innermost axis): a slice of a wider row */
+    int gap;           /* elements after each block of the two inner axes: rows of a longer buffer */
     unsigned negative; /* 1 << axis: runs backwards */
     unsigned zero;     /* 1 << axis: stride 0, one element for the whole axis; inputs only */
     int offset;        /* elements before the first one */

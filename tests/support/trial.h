@@ -54,7 +54,8 @@ typedef struct trial {
     trial_side side[2];
     form form[T_COUNT];
     unsigned broadcast[T_COUNT]; /* 1 << axis, for bias, mask, alibi, dbias */
-    double *value[T_COUNT];      /* inputs; for gradients what they hold before, with ATTN_ACCUMULATE */
+    double *value[T_COUNT];      /* inputs; for gradients what they hold before, with ATTN_ACCUMULATE; o and lse: what
+                                    backward is given instead of what its own forward found */
     bool joint, joint_gradients; /* q, k, v in one buffer */
     bool give_delta;             /* backward gets delta instead of o */
     unsigned unset;              /* 1 << tensor_id: the problem leaves this layout to its default */
