@@ -1,6 +1,6 @@
-# Kernel files, one object per instruction set: src/cpu/kernels/NAME_ISA.c is compiled with that set's flags, and only
+# Kernel files, one object per instruction set: src/ROOM/kernels/NAME_ISA.c is compiled with that set's flags, and only
 # these files may use more than the baseline. A set that the compiler or the target lacks leaves its files out; for
-# each set that stays, ATTN_HAVE_<ISA> is defined to 1, from which the list of implementations is made.
+# each set that stays, <prefix>_<ISA> is defined to 1, from which the list of implementations is made.
 set(attn_x86_common -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
 set(attn_isa_order generic avx2 avx512 avx512bf16 amx neon)
 set(attn_flags_generic -O3)
@@ -28,7 +28,8 @@ function(attn_isa_usable isa result)
     set(${result} ${usable} PARENT_SCOPE)
 endfunction()
 
-function(attn_add_kernels target folder)
+# prefix: of the definitions, so that rooms may support different sets.
+function(attn_add_kernels target folder prefix)
     set(built "")
     foreach(isa ${attn_isa_order})
         file(GLOB files CONFIGURE_DEPENDS ${folder}/*_${isa}.c)
@@ -38,7 +39,7 @@ function(attn_add_kernels target folder)
                 set_source_files_properties(${files} PROPERTIES COMPILE_OPTIONS "${attn_flags_${isa}}")
                 target_sources(${target} PRIVATE ${files})
                 string(TOUPPER ${isa} name)
-                target_compile_definitions(${target} PRIVATE ATTN_HAVE_${name}=1)
+                target_compile_definitions(${target} PRIVATE ${prefix}_${name}=1)
                 list(APPEND built ${isa})
             endif()
         endif()

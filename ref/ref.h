@@ -24,7 +24,7 @@ typedef struct ref_row {
     int64_t row, position;
 } ref_row;
 
-/* Distinct elements of dbias: extent 1 along axes of stride 0. */
+/* Distinct elements of dbias: extent at most 1 along axes of stride 0. */
 typedef struct ref_extent {
     int64_t size[4];
 } ref_extent;

@@ -16,7 +16,7 @@ static void *take(char *base, size_t *total, int64_t rows, int64_t columns) {
 ref_extent attn__ref_dbias_extent(const attn_problem *problem) {
     ref_extent extent = {{problem->batch, problem->heads_q, problem->tokens_q, problem->tokens_kv}};
     for (int axis = 0; axis < 4; axis++) {
-        if (problem->dbias.stride[axis] == 0) {
+        if (problem->dbias.stride[axis] == 0 && extent.size[axis] > 1) {
             extent.size[axis] = 1;
         }
     }

@@ -4,7 +4,7 @@
 
 /* Declared whether or not this build has them; taken only where it has. */
 extern const attn__impl attn__impl_amx, attn__impl_avx512bf16, attn__impl_avx512, attn__impl_avx2, attn__impl_neon,
-    attn__impl_generic, attn__impl_reference;
+    attn__impl_generic, attn__impl_native, attn__impl_reference;
 
 const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_AVX512BF16
@@ -19,5 +19,5 @@ const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_NEON
     &attn__impl_neon,
 #endif
-    &attn__impl_generic, &attn__impl_reference, NULL,
+    &attn__impl_generic, &attn__impl_native, &attn__impl_reference, NULL,
 };
