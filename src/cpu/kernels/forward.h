@@ -5,7 +5,8 @@
  *   S^T = K Q^T (tile.h; the running maximum is taken in registers), scores (score.h), m and l, P^T in place of S^T,
  *   O^T = O^T * alpha + V^T P^T.
  * m is a whole number of log2 units, so that alpha is an exact power of two. K and V are read in place where they are
- * float rows with neighbouring elements, else converted a block at a time.
+ * float rows with neighbouring elements, else converted a block at a time. Where the set multiplies bf16 pairs and all
+ * inputs are bf16 (`pairs`), q, k, v and p stay bf16 in pairs (pairs.h) and sums are float32 all the same.
  *
  * A hidden p is exactly 0 and a visible one never is (vf_exp2). Where a block has hidden pairs and V holds NaN or inf,
  * 0 * NaN must not reach the sum: panel_add_careful skips hidden pairs one by one. */
@@ -13,11 +14,13 @@
 #define ATTN_CPU_FORWARD_H
 
 #include "block.h"
+#include "pairs.h"
 
 typedef struct forward_block {
     score_rows rows;
     int groups;
-    float *q;         /* [group][dim_qk][lane] */
+    float *q;         /* [group][q_steps][lane] */
+    int64_t q_steps;  /* dim_qk, or pairs of it */
     float *m, *l, *o; /* state: m [64], l [64], o [group][dim_v][lane] */
 } forward_block;
 
@@ -29,6 +32,8 @@ typedef struct forward_scratch {
     float *extra;          /* likewise; NULL unless bias or boolean mask */
     float *keep;           /* [key][lane] of one group; NULL unless dropout */
     key_room room;
+    bool pairs;
+    float *careful_v; /* pairs: values as float rows, for blocks with NaN or inf behind a mask */
     size_t bytes;
 } forward_scratch;
 
@@ -49,6 +54,17 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
     if (p->dropout > 0) {
         s.keep = scratch_take(base, &s.bytes, keys * ATTN_LANES * sizeof(float));
     }
+#if ATTN_HAVE_DOT2
+    s.pairs = pairs_usable(p);
+    if (s.pairs) {
+        if (!pairs_in_place(&p->k, p->dim_qk)) {
+            s.room.k = scratch_take(base, &s.bytes, keys * (size_t)pairs_of(p->dim_qk) * sizeof(float));
+        }
+        s.room.v = scratch_take(base, &s.bytes, (size_t)pairs_of((int64_t)keys) * (size_t)p->dim_v * sizeof(float));
+        s.careful_v = scratch_take(base, &s.bytes, (keys + 1) * (size_t)p->dim_v * sizeof(float));
+        return s;
+    }
+#endif
     s.room = key_room_take(base, &s.bytes, p, (int64_t)keys);
     return s;
 }
@@ -59,24 +75,32 @@ static size_t forward_scratch_bytes(const attn_plan *plan) {
 
 /* Query rows transposed, the scale's sign folded in. */
 static void forward_block_start(forward_block *block, const score_rule *rule, const attn__forward_task *task,
-                                int64_t first) {
+                                int64_t first, bool pairs) {
     const attn_problem *p = rule->problem;
     const int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
     const float *sinks = rule->args->sink;
     score_rows_fill(&block->rows, rule, &task->rows, first);
     const attn__lanes *lanes = &block->rows.lanes;
     block->groups = (lanes->count + ATTN_LANES - 1) / ATTN_LANES;
+    block->q_steps = pairs ? (p->dim_qk + 1) / 2 : p->dim_qk;
     for (int lane = 0; lane < block->groups * ATTN_LANES; lane += ATTN_W) {
         const void *rows[ATTN_W];
         for (int i = 0; i < ATTN_W; i++) {
             rows[i] = (const char *)rule->args->q + attn__lane_offset(&p->q, lanes, lane + i) * size;
         }
-        float *q = block->q + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * p->dim_qk + lane % ATTN_LANES;
+        float *q = block->q + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * block->q_steps + lane % ATTN_LANES;
+#if ATTN_HAVE_DOT2
+        if (pairs) {
+            pairs_to_lanes(rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
+            continue;
+        }
+#endif
         rows_to_lanes(p->q.dtype, rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
     }
     if (rule->negative) {
-        for (int64_t at = 0; at < block->groups * ATTN_LANES * p->dim_qk; at += ATTN_W) {
-            vf_store(block->q + at, -vf_load(block->q + at));
+        const vi signs = vi_set(pairs ? (int32_t)0x80008000u : INT32_MIN);
+        for (int64_t at = 0; at < block->groups * ATTN_LANES * block->q_steps; at += ATTN_W) {
+            vf_store(block->q + at, (vf)((vi)vf_load(block->q + at) ^ signs));
         }
     }
     for (int lane = 0; lane < ATTN__BLOCK; lane++) {
@@ -105,9 +129,26 @@ VEC_INLINE vf reference_raise(float *m, float *l, float *alpha, vf top) {
     return subtract;
 }
 
-/* P^T in place of one group's scores, l updated. masked: -inf scores may be there, p is 0 for them. */
-VEC_INLINE void softmax_as(const bool masked, float *scores, int count, float unit, const float *top, float *m,
-                           float *l, float *alpha) {
+/* What softmax does beyond exponentials, constants where it is called. */
+typedef enum softmax_form {
+    SOFTMAX_MASKED = 1, /* -inf scores may be there: p is 0 for them */
+    SOFTMAX_KEEP = 2,   /* dropout: p times keep, after it was added to l */
+    SOFTMAX_PAIRS = 4   /* p rounded to bf16, rows 2n and 2n + 1 as the words of row n */
+} softmax_form;
+
+VEC_INLINE vf softmax_row(const softmax_form form, const float *scores, const float *keep, int64_t at, vf scale,
+                          vf subtract, vf *sum) {
+    vf s = vf_load(scores + at), p = vf_exp2(vf_fma(s, scale, -subtract));
+    if (form & SOFTMAX_MASKED) {
+        p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
+    }
+    *sum += p;
+    return form & SOFTMAX_KEEP ? p * vf_load(keep + at) : p;
+}
+
+/* P^T in place of one group's scores, l updated. */
+VEC_INLINE void softmax_as(const softmax_form form, float *scores, int count, float unit, const float *top,
+                           const float *keep, float *m, float *l, float *alpha) {
     const vf scale = vf_set(unit);
     vf subtract[ATTN_NV], sum[ATTN_NV];
     for (int v = 0; v < ATTN_NV; v++) {
@@ -115,29 +156,83 @@ VEC_INLINE void softmax_as(const bool masked, float *scores, int count, float un
             reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W, vf_load(top + v * ATTN_W) * scale);
         sum[v] = vf_set(0.0f);
     }
-    for (int n = 0; n < count; n++) {
+    for (int n = 0; n < count; n += form & SOFTMAX_PAIRS ? 2 : 1) {
 #pragma GCC unroll 4
         for (int v = 0; v < ATTN_NV; v++) {
-            float *at = scores + (int64_t)n * ATTN_LANES + v * ATTN_W;
-            vf s = vf_load(at), p = vf_exp2(vf_fma(s, scale, -subtract[v]));
-            if (masked) {
-                p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
+            int64_t at = (int64_t)n * ATTN_LANES + v * ATTN_W;
+            vf p = softmax_row(form, scores, keep, at, scale, subtract[v], &sum[v]);
+#if ATTN_HAVE_DOT2
+            if (form & SOFTMAX_PAIRS) {
+                vf odd = vf_set(0.0f);
+                if (n + 1 < count) {
+                    odd = softmax_row(form, scores, keep, at + ATTN_LANES, scale, subtract[v], &sum[v]);
+                }
+                p = vf_pair(p, odd);
+                at = (int64_t)(n / 2) * ATTN_LANES + v * ATTN_W;
             }
-            sum[v] += p;
-            vf_store(at, p);
+#endif
+            vf_store(scores + at, p);
         }
     }
     for (int v = 0; v < ATTN_NV; v++) {
         vf_store(l + v * ATTN_W, vf_load(l + v * ATTN_W) + sum[v]);
     }
 }
-static __attribute__((noinline)) void softmax(bool masked, float *scores, int count, float unit, const float *top,
-                                              float *m, float *l, float *alpha) {
-    if (masked) {
-        softmax_as(true, scores, count, unit, top, m, l, alpha);
-    } else {
-        softmax_as(false, scores, count, unit, top, m, l, alpha);
+
+static __attribute__((noinline)) void softmax(softmax_form form, float *scores, int count, float unit, const float *top,
+                                              const float *keep, float *m, float *l, float *alpha) {
+#define ATTN__CASE(constant)                                                                                           \
+    case constant: softmax_as(constant, scores, count, unit, top, keep, m, l, alpha); break
+    switch ((int)form) {
+        ATTN__CASE(0);
+        ATTN__CASE(1);
+        ATTN__CASE(2);
+        ATTN__CASE(3);
+#if ATTN_HAVE_DOT2
+        ATTN__CASE(4);
+        ATTN__CASE(5);
+        ATTN__CASE(6);
+        ATTN__CASE(7);
+#endif
     }
+#undef ATTN__CASE
+}
+
+/* o^T = o^T * alpha + V^T P^T of one group. */
+static void forward_values(const forward_scratch *s, const key_block *keys, int64_t dim_v, float *probabilities,
+                           int count, bool pairs, bool careful, float *o, const float *alpha) {
+    attn__operands pv = {keys->v, 1, keys->v_row, probabilities, ATTN_LANES, count};
+    if (careful) {
+        if (s->pairs) {
+            pv.b = s->careful_v;
+            pv.b_step = dim_v;
+        }
+        panel_add_careful(dim_v, pv, o, ATTN_LANES, alpha, (seen_pairs){probabilities, 0, ATTN_LANES, 1});
+        return;
+    }
+#if ATTN_HAVE_DOT2
+    if (pairs) {
+        pv.count = pairs_of(count);
+        panel_add_pairs(dim_v, pv, o, ATTN_LANES, alpha);
+        return;
+    }
+#endif
+    (void)pairs;
+    panel_add(dim_v, pv, o, ATTN_LANES, alpha);
+}
+
+static bool forward_careful(const forward_scratch *s, const key_block *keys, int count, int64_t dim_v) {
+#if ATTN_HAVE_DOT2
+    if (s->pairs) {
+        if (pairs_finite(keys->v, pairs_of(count) * dim_v)) {
+            return false;
+        }
+        pairs_widen(keys->v, pairs_of(count), dim_v, s->careful_v);
+        return true;
+    }
+#endif
+    (void)s;
+    return !rows_finite(keys->v, keys->v_row, count, dim_v);
 }
 
 /* One row block against keys j ... j + count - 1, whose rows start at `keys`. */
@@ -145,36 +240,34 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
                          forward_block *block, key_block keys, int64_t j, int count, bool edge) {
     const attn_problem *p = rule->problem;
     const bool masked = edge || rule->has_extra;
-    const bool careful = masked && !rows_finite(keys.v, keys.v_row, count, p->dim_v);
+    const bool careful = masked && forward_careful(s, &keys, count, p->dim_v);
+    const bool pairs = s->pairs && !careful;
+    const int form = (masked ? SOFTMAX_MASKED : 0) | (s->keep ? SOFTMAX_KEEP : 0) | (pairs ? SOFTMAX_PAIRS : 0);
     for (int group = 0; group < block->groups; group++) {
         float top[ATTN_LANES] __attribute__((aligned(64))), alpha[ATTN_LANES] __attribute__((aligned(64)));
         float *scores = s->scores + (int64_t)group * count * ATTN_LANES;
-        attn__operands qk = {keys.k,     keys.k_row, 1, block->q + (int64_t)group * ATTN_LANES * p->dim_qk,
-                             ATTN_LANES, p->dim_qk};
-        attn__operands pv = {keys.v, 1, keys.v_row, scores, ATTN_LANES, count};
+        float *q = block->q + (int64_t)group * ATTN_LANES * block->q_steps;
+        attn__operands qk = {keys.k, keys.k_row, 1, q, ATTN_LANES, block->q_steps};
         for (int lane = 0; lane < ATTN_LANES; lane++) {
             top[lane] = -INFINITY;
         }
+#if ATTN_HAVE_DOT2
+        (s->pairs ? panel_scores_pairs : panel_scores)(count, qk, scores, ATTN_LANES, top);
+#else
         panel_scores(count, qk, scores, ATTN_LANES, top);
+#endif
         if (edge || !rule->plain) {
             score_apply(rule, &block->rows, group, edge,
                         rule->has_extra ? s->extra + (int64_t)group * count * ATTN_LANES : NULL, j, count, scores, top,
                         NULL);
         }
-        softmax(masked, scores, count, rule->unit, top, block->m + group * ATTN_LANES, block->l + group * ATTN_LANES,
-                alpha);
         if (s->keep) {
             score_keep(task->run, &block->rows, group, j, count, s->keep);
-            for (int64_t at = 0; at < (int64_t)count * ATTN_LANES; at += ATTN_W) {
-                vf_store(scores + at, vf_load(scores + at) * vf_load(s->keep + at));
-            }
         }
-        float *o = block->o + (int64_t)group * ATTN_LANES * p->dim_v;
-        if (careful) {
-            panel_add_careful(p->dim_v, pv, o, ATTN_LANES, alpha, (seen_pairs){scores, 0, ATTN_LANES, 1});
-        } else {
-            panel_add(p->dim_v, pv, o, ATTN_LANES, alpha);
-        }
+        softmax((softmax_form)form, scores, count, rule->unit, top, s->keep, block->m + group * ATTN_LANES,
+                block->l + group * ATTN_LANES, alpha);
+        forward_values(s, &keys, p->dim_v, scores, count, pairs, careful,
+                       block->o + (int64_t)group * ATTN_LANES * p->dim_v, alpha);
     }
 }
 
@@ -211,6 +304,28 @@ static void forward_finish(const attn__forward_task *task, forward_block *block)
     }
 }
 
+/* Keys [row, row + count) of a segment as this scratch's tiles read them. */
+static key_block forward_keys(const attn__forward_task *task, const forward_scratch *s, int64_t sequence, int64_t row,
+                              int64_t count) {
+    const attn_problem *p = task->run->problem;
+    const attn_args *args = task->run->args;
+#if ATTN_HAVE_DOT2
+    if (s->pairs) {
+        const uint16_t *k = (const uint16_t *)args->k + attn__row_offset(&p->k, sequence, task->head_kv, row);
+        const uint16_t *v = (const uint16_t *)args->v + attn__row_offset(&p->v, sequence, task->head_kv, row);
+        key_block keys = {(const float *)(const void *)k, s->room.v, p->k.stride[2] / 2, p->dim_v};
+        if (s->room.k) {
+            pairs_copy_rows(k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, s->room.k);
+            keys.k = s->room.k;
+            keys.k_row = pairs_of(p->dim_qk);
+        }
+        pairs_interleave_rows(v, p->v.stride[2], p->v.stride[3], count, p->dim_v, s->room.v);
+        return keys;
+    }
+#endif
+    return key_block_load(p, args, &s->room, sequence, task->head_kv, row, count);
+}
+
 /* All row blocks against rows [row, row + count) of one key segment. */
 static void forward_key_block(const attn__forward_task *task, const score_rule *rule, const forward_scratch *s,
                               int n_blocks, const attn_segment *segment, int64_t row, int64_t count) {
@@ -225,17 +340,23 @@ static void forward_key_block(const attn__forward_task *task, const score_rule *
         if (span == SPAN_HIDDEN) {
             continue;
         }
+        if (s->pairs) { /* whole pairs: the band hides what a cut leaves over */
+            int64_t whole_begin = begin - ((begin - base) & 1), whole_end = end + ((end - base) & 1);
+            whole_end = whole_end > base + count ? base + count : whole_end;
+            span = whole_begin != begin || whole_end != end ? SPAN_EDGE : span;
+            begin = whole_begin;
+            end = whole_end;
+        }
         if (rule->has_extra && !score_extra(rule, &block->rows, block->groups, begin, (int)(end - begin), s->extra)) {
             continue;
         }
         if (!loaded) {
-            keys =
-                key_block_load(p, rule->args, &s->room, segment->sequence, task->head_kv, segment->first + row, count);
+            keys = forward_keys(task, s, segment->sequence, segment->first + row, count);
             loaded = true;
         }
         key_block cut = keys;
         cut.k += (begin - base) * keys.k_row;
-        cut.v += (begin - base) * keys.v_row;
+        cut.v += (begin - base) / (s->pairs ? 2 : 1) * keys.v_row;
         forward_step(task, rule, s, block, cut, begin, (int)(end - begin), span == SPAN_EDGE);
     }
 }
@@ -253,7 +374,7 @@ static void forward(const attn__forward_task *task, void *scratch) {
         block->l = state + ATTN__BLOCK;
         block->o = state + 2 * ATTN__BLOCK;
         block->q = s.q + n_blocks * ATTN__BLOCK * p->dim_qk;
-        forward_block_start(block, &rule, task, row);
+        forward_block_start(block, &rule, task, row, s.pairs);
         n_blocks++;
     }
     int64_t first, last, before = 0; /* keys of earlier segments */

@@ -30,7 +30,8 @@ typedef struct attn__operands {
 #endif
 
 VEC_INLINE void tile_products(const int rows, const bool pairs, const attn__operands *o, vf acc[6][ATTN_NV]) {
-    const float *x = o->x, *b[6];
+    const float *x = o->x;
+    const f32_any *b[6];
     const int64_t b_step = o->b_step, x_step = o->x_step;
     (void)pairs;
 #pragma GCC unroll 8

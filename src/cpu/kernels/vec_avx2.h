@@ -5,10 +5,12 @@
 
 #include <immintrin.h>
 
-#define ATTN_W         8
-#define ATTN_NV        2
-#define ATTN_ROWS      6
+#define ATTN_W    8
+#define ATTN_NV   2
+#define ATTN_ROWS 6
+#ifndef ATTN_HAVE_DOT2 /* a test defines it and emulates the pair product */
 #define ATTN_HAVE_DOT2 0
+#endif
 #include "vec_types.h"
 
 VEC_INLINE vf vf_fma(vf a, vf b, vf c) {

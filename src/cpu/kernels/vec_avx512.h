@@ -46,6 +46,14 @@ VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
 VEC_INLINE vf vf_dot2(vf acc, vf x, vf b) {
     return (vf)_mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)b);
 }
+/* Words of two bf16: low rounded into the low half, high into the high half. Not vcvtne2ps2bf16: that leaves halves
+ * apart and costs more than these five. Inputs are >= 0 or NaN; the minimum keeps a NaN from rounding into -0. */
+VEC_INLINE vf vf_pair(vf low, vf high) {
+    const __m512i half = _mm512_set1_epi32(0x8000), nan = _mm512_set1_epi32(0x7fc00000);
+    __m512i a = _mm512_add_epi32(_mm512_min_epu32((__m512i)low, nan), half);
+    __m512i b = _mm512_add_epi32(_mm512_min_epu32((__m512i)high, nan), half);
+    return (vf)_mm512_ternarylogic_epi32(_mm512_set1_epi32((int)0xffff0000), b, _mm512_srli_epi32(a, 16), 0xEA);
+}
 #endif
 
 #endif

@@ -5,7 +5,8 @@
  *   vf_fma(a, b, c) = a * b + c        vf_max(a, b): b where either is NaN
  *   vf_round, vf_ceil                  vi_of(x): nearest integer, lanes within int32
  *   vf_of(i)                           vf_widen_f16(p), vf_narrow_f16(p, x): ATTN_W halves at p
- *   vf_dot2(acc, x, b): pairs of bf16, acc + x.lo * b.lo + x.hi * b.hi   (only where ATTN_HAVE_DOT2)
+ *   vf_dot2(acc, x, b): pairs of bf16, acc + x.lo * b.lo + x.hi * b.hi, and vf_pair(low, high), which rounds two
+ *   vectors >= 0 into such pairs   (only where ATTN_HAVE_DOT2)
  * ATTN_NV vectors side by side make the ATTN_LANES columns of a register tile, ATTN_ROWS its rows. */
 #ifndef ATTN_CPU_VEC_TYPES_H
 #define ATTN_CPU_VEC_TYPES_H
@@ -19,6 +20,7 @@
 typedef float vf __attribute__((vector_size(4 * ATTN_W)));
 typedef int32_t vi __attribute__((vector_size(4 * ATTN_W)));
 typedef float vf_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_alias));
+typedef float f32_any __attribute__((aligned(2), may_alias)); /* a float, or a word of bf16 rows */
 typedef float vf_at __attribute__((vector_size(4 * ATTN_W), may_alias));
 typedef int32_t vi_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_alias));
 
