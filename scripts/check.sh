@@ -210,7 +210,7 @@ check_package() {
     cmake --build "$folder/cmake" >/dev/null
     "$folder/cmake/shared"
     "$folder/cmake/static"
-    [ ! -e "$build/cli/attn" ] || "$prefix/bin/attn" info >/dev/null
+    [ ! -e "$build/bin/attn" ] || "$prefix/bin/attn" info >/dev/null
     DESTDIR=$folder/stage cmake --install "$build" --prefix /usr >/dev/null
     [ -e "$folder/stage/usr/include/attn/attn.h" ]
     ! grep -q "$folder" "$folder/stage/usr/lib/pkgconfig/attn.pc"

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Sentences for failures. */
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+cli_exit cli_fail(cli_error *error, cli_exit code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, sizeof error->text, format, arguments);
+    va_end(arguments);
+    for (char *c = error->text; *c; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
+            *c = '?';
+        }
+    }
+    error->code = code;
+    return code;
+}
+
+cli_exit cli_fail_library(cli_error *error, const char *where, const attn_error *cause) {
+    cli_exit code = cause->status == ATTN_ERR_INVALID || cause->status == ATTN_ERR_UNSUPPORTED ? CLI_USAGE : CLI_UNRUN;
+    return cli_fail(error, code, "%s%s%s%s%s", where ? where : "", where ? ": " : "", cause->field,
+                    cause->field[0] ? " " : "", cause->message[0] ? cause->message : attn_status_text(cause->status));
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Contexts, plans and runs for the verbs. */
+#include "execute.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+cli_exit cli_context_create(attn_context **context, int threads, cli_error *error) {
+    attn_config config;
+    attn_error cause;
+    memset(&config, 0, sizeof config);
+    config.struct_size = sizeof config;
+    config.threads = threads;
+    if (attn_context_create(context, &config, &cause)) {
+        return cli_fail_library(error, NULL, &cause);
+    }
+    return CLI_RIGHT;
+}
+
+static cli_exit plan_pass(cli_runner *runner, const attn_context *context, const attn_problem *whole, attn_pass pass,
+                          const char *implementation, cli_error *error) {
+    attn_problem problem = *whole;
+    attn_hints hints;
+    attn_error cause;
+    memset(&hints, 0, sizeof hints);
+    hints.struct_size = sizeof hints;
+    hints.implementation = implementation;
+    problem.pass = pass;
+    if (pass == ATTN_FORWARD) {
+        problem.flags &= ~(uint32_t)ATTN_ACCUMULATE;
+    }
+    if (attn_plan_create(&runner->plan[pass], context, &problem, &hints, &cause)) {
+        runner->plan[pass] = NULL;
+        return cli_fail_library(error, pass == ATTN_BACKWARD ? "backward" : NULL, &cause);
+    }
+    size_t size = attn_plan_workspace(runner->plan[pass]);
+    runner->workspace_size = size > runner->workspace_size ? size : runner->workspace_size;
+    return CLI_RIGHT;
+}
+
+cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, const attn_problem *problem,
+                           const char *implementation, cli_error *error) {
+    memset(runner, 0, sizeof *runner);
+    cli_exit code = plan_pass(runner, context, problem, ATTN_FORWARD, implementation, error);
+    if (!code && problem->pass == ATTN_BACKWARD) {
+        code = plan_pass(runner, context, problem, ATTN_BACKWARD, implementation, error);
+    }
+    if (!code && runner->workspace_size) {
+        code = cli_memory_take(&runner->memory, &runner->workspace, (double)runner->workspace_size, "the workspace",
+                               error);
+    }
+    if (code) {
+        cli_runner_release(runner);
+    }
+    return code;
+}
+
+cli_exit cli_runner_run(const cli_runner *runner, const cli_case *at, attn_pass pass, cli_error *error) {
+    attn_error cause;
+    attn_args args = cli_case_args(at, pass);
+    attn_status status =
+        pass == ATTN_FORWARD
+            ? attn_forward(runner->plan[pass], &args, runner->workspace, runner->workspace_size, NULL, &cause)
+            : attn_backward(runner->plan[pass], &args, runner->workspace, runner->workspace_size, NULL, &cause);
+    return status ? cli_fail_library(error, pass == ATTN_BACKWARD ? "backward" : NULL, &cause) : CLI_RIGHT;
+}
+
+cli_exit cli_runner_run_all(const cli_runner *runner, const cli_case *at, cli_error *error) {
+    cli_exit code = cli_runner_run(runner, at, ATTN_FORWARD, error);
+    if (!code && runner->plan[ATTN_BACKWARD]) {
+        code = cli_runner_run(runner, at, ATTN_BACKWARD, error);
+    }
+    return code;
+}
+
+cli_exit cli_runner_info(const cli_runner *runner, attn_plan_info *info, cli_error *error) {
+    attn_error cause;
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
+    const attn_plan *plan = runner->plan[ATTN_BACKWARD] ? runner->plan[ATTN_BACKWARD] : runner->plan[ATTN_FORWARD];
+    return attn_plan_query(plan, info, &cause) ? cli_fail_library(error, NULL, &cause) : CLI_RIGHT;
+}
+
+void cli_runner_release(cli_runner *runner) {
+    for (int pass = 0; pass < 2; pass++) {
+        if (runner->plan[pass]) {
+            attn_plan_destroy(runner->plan[pass]);
+        }
+    }
+    cli_memory_release(&runner->memory);
+    memset(runner, 0, sizeof *runner);
+}
+
+void cli_progress(const char *format, ...) {
+    if (!isatty(STDERR_FILENO)) {
+        return;
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("\r\033[K", stderr);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fflush(stderr);
+}
+
+void cli_progress_plan(const char *what, const attn_plan_info *info) {
+    if (info->expected_seconds > 1) {
+        cli_progress("%s: %.3g GFLOP with %s, about %.0f s", what, info->flop / 1e9, info->implementation,
+                     info->expected_seconds);
+    }
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Running a case: context, plan of each pass, workspace. */
+#ifndef CLI_EXECUTE_H
+#define CLI_EXECUTE_H
+
+#include "case.h"
+
+/* threads 0: the library's choice. Only the device cpu exists, which cli_common_check has seen to. */
+cli_exit cli_context_create(attn_context **context, int threads, cli_error *error);
+
+typedef struct cli_runner {
+    attn_plan *plan[2]; /* by attn_pass; backward is NULL for a forward problem */
+    void *workspace;
+    size_t workspace_size;
+    cli_memory memory;
+} cli_runner;
+
+/* Plans the problem's passes. implementation NULL: automatic. A forward plan precedes a backward one, whose lse and
+ * output it makes. */
+cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, const attn_problem *problem,
+                           const char *implementation, cli_error *error);
+cli_exit cli_runner_run(const cli_runner *runner, const cli_case *at, attn_pass pass, cli_error *error);
+/* All passes of the problem. */
+cli_exit cli_runner_run_all(const cli_runner *runner, const cli_case *at, cli_error *error);
+void cli_runner_release(cli_runner *runner);
+
+/* The facts of the plan of the problem's own pass. */
+cli_exit cli_runner_info(const cli_runner *runner, attn_plan_info *info, cli_error *error);
+
+/* A line on stderr that the next one replaces, if stderr is a terminal; an empty one clears it. */
+void cli_progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Says what is about to run, when it will take long. */
+void cli_progress_plan(const char *what, const attn_plan_info *info);
+
+#endif
