@@ -139,7 +139,7 @@ typedef struct attn_segment {
 typedef enum attn_pass { ATTN_FORWARD = 0, ATTN_BACKWARD = 1 } attn_pass;
 typedef enum attn_corner { ATTN_BOTTOM_RIGHT = 0, ATTN_TOP_LEFT = 1 } attn_corner;
 
-/* Which keys a row may see by position alone. Fields count only when their flag is in `kind`.
+/* Which keys a row may see by position alone. Fields count only when their flag is in `kind`; 0 globals are none.
  *   causal   j <= i'
  *   window   i' - left <= j <= i' + right; -1 means unlimited
  *   globals  a key j < globals, or a query with i' < globals, is exempt from the window (not from

@@ -29,7 +29,7 @@ static int64_t clamp(int64_t value, int64_t low, int64_t high) {
 static int64_t visible_keys(const attn_band *band, int64_t x, int64_t keys) {
     attn__range range = attn__band_range(band, x);
     int64_t causal = band->kind & ATTN_CAUSAL ? clamp(x + 1, 0, keys) : keys;
-    int64_t globals = band->globals < causal ? band->globals : causal;
+    int64_t globals = clamp(band->globals, 0, causal);
     int64_t first = range.first > globals ? range.first : globals, end = clamp(range.last + 1, 0, keys);
     return globals + (end > first ? end - first : 0);
 }

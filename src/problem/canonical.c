@@ -20,16 +20,15 @@ static void canonical_band(attn_band *band) {
     bool window = band->kind & ATTN_WINDOW, globals = band->kind & ATTN_GLOBALS;
     band->left = window && band->left < FARTHEST ? band->left : -1;
     band->right = window && band->right < FARTHEST ? band->right : -1;
-    band->globals = globals ? band->globals : 0;
-    if (band->globals > ATTN__MAX_TOKENS) {
-        band->globals = ATTN__MAX_TOKENS;
-    }
     if (band->left < 0 && band->right < 0) {
         band->kind &= ~(uint32_t)ATTN_WINDOW;
-        band->globals = 0; /* an exemption from nothing */
+        globals = false; /* an exemption from nothing */
     }
-    if (band->globals == 0) {
+    if (!globals || band->globals == 0) {
         band->kind &= ~(uint32_t)ATTN_GLOBALS;
+        band->globals = ATTN__NO_GLOBALS;
+    } else if (band->globals > ATTN__MAX_TOKENS) {
+        band->globals = ATTN__MAX_TOKENS;
     }
 }
 

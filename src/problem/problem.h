@@ -3,8 +3,9 @@
  *
  * A canonical attn_problem (made only by attn__problem_canonical) has
  *   - struct_size = sizeof(attn_problem), every unknown flag refused, ATTN_HAS_SCALE set and scale filled in;
- *   - band: left and right are -1 where unlimited (also when ATTN_WINDOW is not set), globals 0 when its flag is not
- *     set; a window that is -1,-1 has its flag cleared;
+ *   - band: left and right are -1 where unlimited (also when ATTN_WINDOW is not set); a window that is -1,-1 has its
+ *     flag cleared, and ATTN_GLOBALS with it; without ATTN_GLOBALS globals is ATTN__NO_GLOBALS, below every position
+ *     (i' may be negative), so that comparing with it needs no look at the flag;
  *   - every layout resolved: o, dout, dq, dk, dv, lse, dlse have dtype and strides; dbias and others stay ATTN_NONE
  *     exactly when the tensor is absent from the problem (no bias, so no dbias);
  *   - packed sides have stride[0] = 0 in every tensor that is addressed by row.
@@ -17,6 +18,7 @@
 #include "attn/attn.h"
 
 #define ATTN__MAX_TOKENS ((int64_t)0x7fffffff)
+#define ATTN__NO_GLOBALS (-((int64_t)1 << 32))
 
 attn_status attn__problem_canonical(const attn_problem *in, attn_problem *out, attn_error *error);
 

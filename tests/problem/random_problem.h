@@ -21,16 +21,16 @@ static uint64_t lottery_word(void) {
 static int64_t lottery(int64_t low, int64_t high) {
     return low + (int64_t)(lottery_word() % (uint64_t)(high - low + 1));
 }
-static bool one_in(int n) {
+static inline bool one_in(int n) {
     return lottery(1, n) == 1;
 }
 
-static float random_float(bool positive) {
+static inline float random_float(bool positive) {
     float value = (float)lottery(1, 1 << 24) / (float)((int64_t)1 << lottery(0, 60));
     return positive || one_in(2) ? value : -value;
 }
 
-static void random_band(attn_band *band) {
+static inline void random_band(attn_band *band) {
     band->kind = (uint32_t)lottery(0, 7);
     band->corner = one_in(2) ? ATTN_TOP_LEFT : ATTN_BOTTOM_RIGHT;
     bool window = band->kind & ATTN_WINDOW, globals = band->kind & ATTN_GLOBALS;
@@ -40,7 +40,7 @@ static void random_band(attn_band *band) {
 }
 
 /* Axes in random order, each stride larger than what the inner ones reach. False if that passes 2^60. */
-static bool random_strides(const attn_problem *p, const attn__tensor *tensor, bool output, int64_t stride[4]) {
+static inline bool random_strides(const attn_problem *p, const attn__tensor *tensor, bool output, int64_t stride[4]) {
     int64_t extent[4], step = lottery(1, 3);
     unsigned read, used = 0;
     attn__tensor_extents(p, tensor, extent, &read);
@@ -63,7 +63,7 @@ static bool random_strides(const attn_problem *p, const attn__tensor *tensor, bo
     return true;
 }
 
-static bool too_far(const attn_problem *p, const attn__tensor *tensor, const int64_t stride[4]) {
+static inline bool too_far(const attn_problem *p, const attn__tensor *tensor, const int64_t stride[4]) {
     int64_t extent[4];
     unsigned read;
     double reach = 0;
@@ -74,7 +74,7 @@ static bool too_far(const attn_problem *p, const attn__tensor *tensor, const int
     return reach > 1e17;
 }
 
-static void random_layout(attn_problem *p, const attn__tensor *tensor) {
+static inline void random_layout(attn_problem *p, const attn__tensor *tensor) {
     static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F64, ATTN_U8};
     attn_layout *layout = attn__tensor_layout(p, tensor);
     /* Gradients default to their partner's strides, which may be broadcast: outputs of backward get their own. */
@@ -98,7 +98,7 @@ static void random_layout(attn_problem *p, const attn__tensor *tensor) {
     }
 }
 
-static attn_problem random_problem(void) {
+static inline attn_problem random_problem(void) {
     static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F64};
     attn_problem p = attn_problem_init();
     bool large = one_in(8);
