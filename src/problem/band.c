@@ -8,7 +8,7 @@
 
 attn__range attn__band_range(const attn_band *band, int64_t shifted) {
     attn__range range = {0, ATTN__MAX_TOKENS};
-    bool windowed = band->kind & ATTN_WINDOW && !attn__band_exempt(band, shifted);
+    bool windowed = band->kind & ATTN_WINDOW && shifted >= band->globals;
     if (windowed && band->left >= 0 && shifted - band->left > 0) {
         range.first = shifted - band->left;
     }

@@ -73,16 +73,12 @@ typedef struct attn__range {
     int64_t first, last;
 } attn__range;
 attn__range attn__band_range(const attn_band *band, int64_t shifted);
-/* Is row i' a global query, exempt from the window? Without globals none is, also not where i' < 0. */
-static inline bool attn__band_exempt(const attn_band *band, int64_t shifted) {
-    return band->globals > 0 && shifted < band->globals;
-}
 /* Does the band let row i' see key j? */
 static inline bool attn__band_visible(const attn_band *band, int64_t shifted, int64_t j) {
     if ((band->kind & ATTN_CAUSAL) && j > shifted) {
         return false;
     }
-    if (!(band->kind & ATTN_WINDOW) || j < band->globals || attn__band_exempt(band, shifted)) {
+    if (!(band->kind & ATTN_WINDOW) || j < band->globals || shifted < band->globals) {
         return true;
     }
     return (band->left < 0 || j >= shifted - band->left) && (band->right < 0 || j <= shifted + band->right);
