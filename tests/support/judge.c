@@ -26,7 +26,9 @@ bool judge_open(judge *j, const trial *t, bool forward_only) {
     j->redraw_seed = 1;
     j->forward_only = forward_only;
     run_options oracle = {.oracle = true, .forward_only = forward_only};
-    run_options plain = {.plain = true, .implementation = "native", .forward_only = forward_only};
+    /* Float64 has no plain computation but the oracle itself. */
+    const char *native = t->problem.q.dtype == ATTN_F64 ? "reference" : "native";
+    run_options plain = {.plain = true, .implementation = native, .forward_only = forward_only};
     if (run_trial(t, &oracle, &j->oracle) != RUN_DONE) {
         snprintf(j->trouble, sizeof j->trouble, "the oracle: %.400s%s", j->oracle.trouble, j->oracle.error.message);
         return false;

@@ -88,11 +88,14 @@ bool machine_seed(uint64_t *seed) {
 }
 
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem) {
-    if (judge(implementation)) {
+    if (!strcmp(implementation, "reference")) {
         return NULL;
     }
     if (problem->q.dtype == ATTN_F64) {
         return "q.dtype";
+    }
+    if (!strcmp(implementation, "native")) {
+        return NULL;
     }
     if (problem->dim_qk > 576) {
         return "dim_qk";
