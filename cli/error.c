@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-cli_exit cli_fail(cli_error *error, cli_exit code, const char *format, ...) {
+cli_exit(cli_fail)(cli_error *error, cli_exit code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);

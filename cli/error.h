@@ -25,4 +25,9 @@ cli_exit cli_fail(cli_error *error, cli_exit code, const char *format, ...) __at
 /* The same from a failed library call. `where` names what was tried, or is NULL. */
 cli_exit cli_fail_library(cli_error *error, const char *where, const attn_error *cause);
 
+/* Static analysis sees one file at a time: tell it that a failure is one. */
+#if defined(__clang_analyzer__)
+#define cli_fail(error, code, ...) (cli_fail(error, code, __VA_ARGS__), (code))
+#endif
+
 #endif

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-attn_status attn__fail(attn_error *error, attn_status status, const char *field, const char *format, ...) {
+attn_status(attn__fail)(attn_error *error, attn_status status, const char *field, const char *format, ...) {
     if (error) {
         va_list arguments;
         error->status = status;

@@ -180,7 +180,7 @@ attn_status attn__plan_choose(attn_plan *plan, const attn__impl *const *list, co
             }
         }
         keep(plan, list[n], &v);
-        if (list[n] == named) {
+        if (named && list[n] == named) {
             return v.of_problem ? attn__fail(error, ATTN_ERR_UNSUPPORTED, v.field, "%s (%s)", v.reason, named->name)
                                 : attn__fail(error, ATTN_ERR_UNSUPPORTED, "hints.implementation", "is %s: %s",
                                              named->name, v.reason);
