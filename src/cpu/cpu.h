@@ -67,13 +67,26 @@ static inline int64_t attn__state_floats(const attn_problem *problem) {
     return ATTN__BLOCK * (problem->dim_v + 2);
 }
 
+/* The state of few rows: m [16], l [16], o [16][dim_v rounded up to 16]. */
+static inline int64_t attn__few_state_floats(const attn_problem *problem) {
+    return ATTN__FEW * (2 + ((problem->dim_v + 15) & ~(int64_t)15));
+}
+
+/* Floats that one task leaves as a partial result. */
+static inline int64_t attn__task_state_floats(const attn_plan *plan) {
+    int64_t blocks = (plan->choice.block_q + ATTN__BLOCK - 1) / ATTN__BLOCK;
+    return plan->choice.few_rows ? attn__few_state_floats(&plan->problem) : blocks * attn__state_floats(&plan->problem);
+}
+
 typedef struct attn__kernels {
     int lanes; /* of one register tile */
-    /* Bytes of scratch one thread needs. */
-    size_t (*forward_scratch)(const attn_plan *plan);
-    void (*forward)(const attn__forward_task *task, void *scratch);
-    /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order, and writes o and lse. */
-    void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
+    struct attn__forward_body {
+        /* Bytes of scratch one thread needs. */
+        size_t (*scratch)(const attn_plan *plan);
+        void (*run)(const attn__forward_task *task, void *scratch);
+        /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order; writes o and lse. */
+        void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
+    } forward, few; /* few: choice.few_rows */
 } attn__kernels;
 
 extern const attn__kernels attn__kernels_generic, attn__kernels_avx2, attn__kernels_avx512, attn__kernels_avx512bf16,

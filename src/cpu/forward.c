@@ -13,7 +13,7 @@
 
 typedef struct forward_run {
     attn__run run;
-    const attn__kernels *kernels;
+    const struct attn__forward_body *body;
     const int64_t *prefix; /* [segments + 1], counts tasks of one part */
     float *partials;
     int64_t partial_stride; /* floats of one task */
@@ -89,8 +89,8 @@ static void run_task(void *arg, int64_t number, int thread) {
         task.partial = f->partials + number * f->partial_stride;
         task.with_sink = part == 0;
     }
-    f->kernels->forward(&task, (char *)attn__span_at(f->run.workspace, choice->scratch) +
-                                   (size_t)thread * choice->scratch_each);
+    f->body->run(&task,
+                 (char *)attn__span_at(f->run.workspace, choice->scratch) + (size_t)thread * choice->scratch_each);
 }
 
 static void finish_task(void *arg, int64_t number, int thread) {
@@ -98,7 +98,7 @@ static void finish_task(void *arg, int64_t number, int thread) {
     int64_t splits = f->run.plan->choice.splits;
     attn__forward_task task = make_task(f, number);
     (void)thread;
-    f->kernels->finish(&task, f->partials + number * splits * f->partial_stride, f->partial_stride, splits);
+    f->body->finish(&task, f->partials + number * splits * f->partial_stride, f->partial_stride, splits);
 }
 
 /* o = 0 and lse = -inf in the rows of one (sequence, head) past the used length. */
@@ -123,9 +123,10 @@ attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void
                               attn_error *error) {
     const attn_problem *p = &plan->problem;
     const attn__choice *choice = &plan->choice;
+    const attn__kernels *kernels = plan->impl->kernels;
     forward_run f = {{plan, p, args, attn__side_q(p, args), attn__side_kv(p, args),
                       attn__dropout_key_make(args->seed, args->offset, p->dropout), workspace},
-                     plan->impl->kernels,
+                     choice->few_rows ? &kernels->few : &kernels->forward,
                      NULL,
                      NULL,
                      0};
@@ -144,7 +145,7 @@ attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void
     f.prefix = prefix;
     if (choice->splits > 1) {
         f.partials = attn__span_at(workspace, choice->partials);
-        f.partial_stride = round_up_div(choice->block_q, ATTN__BLOCK) * attn__state_floats(p);
+        f.partial_stride = attn__task_state_floats(plan);
     }
     attn__parallel(choice->threads, tasks * choice->splits, run_task, &f);
     if (choice->splits > 1) {

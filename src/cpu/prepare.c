@@ -12,6 +12,8 @@
 /* 96 keys x 64 rows of scores and the keys themselves stay in the caches next to the core; 96 to 192 were within 2 %
  * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
 #define BLOCK_KV 96
+/* Few rows: the block's values are fetched while its keys are read; both must fit in L1 and L2. */
+#define BLOCK_KV_FEW 64
 
 static int64_t round_up_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -42,8 +44,12 @@ static void choose_forward(attn_plan *plan) {
     attn__choice *c = &plan->choice;
     int64_t share = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
     c->group = share > 1 && p->tokens_q < ATTN__BLOCK ? share : 1;
-    c->block_kv = plan->hints.block_kv > 0 ? plan->hints.block_kv : BLOCK_KV;
-    if (plan->hints.block_q > 0) {
+    c->few_rows = share * p->tokens_q <= ATTN__FEW;
+    c->block_kv = plan->hints.block_kv > 0 ? plan->hints.block_kv : c->few_rows ? BLOCK_KV_FEW : BLOCK_KV;
+    if (c->few_rows) {
+        c->group = share;
+        c->block_q = ATTN__FEW;
+    } else if (plan->hints.block_q > 0) {
         c->block_q = smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS);
     } else {
         c->block_q = ATTN__BLOCK;
@@ -73,11 +79,11 @@ attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error) {
     }
     c->threads = plan->machine.threads;
     choose_forward(plan);
-    c->scratch_each = (kernels->forward_scratch(plan) + 4095) & ~(size_t)4095;
+    c->scratch_each = ((c->few_rows ? &kernels->few : &kernels->forward)->scratch(plan) + 4095) & ~(size_t)4095;
     c->prefix = attn__span_take(&total, (size_t)(segment_bound(p) + 1) * sizeof(int64_t));
     if (c->splits > 1) {
         size_t states = (size_t)(task_bound(p, c->group, c->block_q) * c->splits);
-        size_t each = (size_t)(round_up_div(c->block_q, ATTN__BLOCK) * attn__state_floats(p)) * sizeof(float);
+        size_t each = (size_t)attn__task_state_floats(plan) * sizeof(float);
         c->partials = attn__span_take(&total, states * each);
     }
     c->scratch = attn__span_take(&total, (size_t)c->threads * c->scratch_each);

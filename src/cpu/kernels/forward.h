@@ -78,7 +78,6 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
                                 int64_t first, bool pairs) {
     const attn_problem *p = rule->problem;
     const int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
-    const float *sinks = rule->args->sink;
     score_rows_fill(&block->rows, rule, &task->rows, first);
     const attn__lanes *lanes = &block->rows.lanes;
     block->groups = (lanes->count + ATTN_LANES - 1) / ATTN_LANES;
@@ -104,15 +103,7 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
         }
     }
     for (int lane = 0; lane < ATTN__BLOCK; lane++) {
-        block->m[lane] = -INFINITY;
-        block->l[lane] = 0.0f;
-        if (sinks && task->with_sink) {
-            float sink = sinks[lanes->head[lane] * p->sink.stride[1]] * (float)ATTN_LOG2E;
-            if (sink != -INFINITY) {
-                block->m[lane] = ceilf(sink);
-                block->l[lane] = exp2f(sink - block->m[lane]);
-            }
-        }
+        score_sink_start(rule, lanes, lane, task->with_sink, &block->m[lane], &block->l[lane]);
     }
     memset(block->o, 0, (size_t)(block->groups * ATTN_LANES * p->dim_v) * sizeof(float));
 }
@@ -295,12 +286,8 @@ static void forward_finish(const attn__forward_task *task, forward_block *block)
                           count < ATTN_W ? count : ATTN_W);
         }
     }
-    if (args->lse) {
-        for (int lane = 0; lane < lanes->count; lane++) {
-            double l = block->l[lane];
-            double lse = l == 0 ? -INFINITY : (double)block->m[lane] * ATTN_LN2 + log(l);
-            ((float *)args->lse)[attn__lane_offset(&p->lse, lanes, lane)] = (float)lse;
-        }
+    for (int lane = 0; lane < lanes->count; lane++) {
+        score_lse_store(task->run, lanes, lane, block->m[lane], block->l[lane]);
     }
 }
 

@@ -3,9 +3,14 @@
 #ifndef ATTN_CPU_KERNELS_H
 #define ATTN_CPU_KERNELS_H
 
+#include "few.h"
 #include "forward.h"
 
 #define ATTN__KERNELS                                                                                                  \
-    { ATTN_LANES, forward_scratch_bytes, forward, finish }
+    {                                                                                                                  \
+        ATTN_LANES, {forward_scratch_bytes, forward, finish}, {                                                        \
+            few_scratch_bytes, few_forward, few_finish                                                                 \
+        }                                                                                                              \
+    }
 
 #endif

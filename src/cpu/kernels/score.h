@@ -225,4 +225,27 @@ static __attribute__((noinline, unused)) void score_keep(const attn__run *run, c
     }
 }
 
+/* m and l of a row before its first key: the sink's weight, where this part carries it. */
+static inline void score_sink_start(const score_rule *rule, const attn__lanes *lanes, int lane, bool with_sink,
+                                    float *m, float *l) {
+    *m = -INFINITY;
+    *l = 0.0f;
+    if (rule->args->sink && with_sink) {
+        float sink = ((const float *)rule->args->sink)[lanes->head[lane] * rule->problem->sink.stride[1]];
+        sink *= (float)ATTN_LOG2E;
+        if (sink != -INFINITY) {
+            *m = ceilf(sink);
+            *l = exp2f(sink - *m);
+        }
+    }
+}
+
+/* lse = ln(l * 2^m), where the caller wants it. */
+static inline void score_lse_store(const attn__run *run, const attn__lanes *lanes, int lane, float m, float l) {
+    if (run->args->lse) {
+        double lse = l == 0 ? -INFINITY : (double)m * ATTN_LN2 + log((double)l);
+        ((float *)run->args->lse)[attn__lane_offset(&run->problem->lse, lanes, lane)] = (float)lse;
+    }
+}
+
 #endif

@@ -37,6 +37,19 @@ VEC_INLINE vf vf_widen_f16(const uint16_t *p) {
 VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+VEC_INLINE vf vf_sums(const vf a[8]) {
+    __m256 half[2];
+    for (int h = 0; h < 2; h++) { /* in each 128 bits: the four sums of a[4h ... 4h + 3] */
+        const vf *v = a + 4 * h;
+        __m256 even = _mm256_add_ps(_mm256_unpacklo_ps((__m256)v[0], (__m256)v[2]),
+                                    _mm256_unpackhi_ps((__m256)v[0], (__m256)v[2]));
+        __m256 odd = _mm256_add_ps(_mm256_unpacklo_ps((__m256)v[1], (__m256)v[3]),
+                                   _mm256_unpackhi_ps((__m256)v[1], (__m256)v[3]));
+        half[h] = _mm256_add_ps(_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+    }
+    return (vf)_mm256_add_ps(_mm256_permute2f128_ps(half[0], half[1], 0x20),
+                             _mm256_permute2f128_ps(half[0], half[1], 0x31));
+}
 VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 }

@@ -39,6 +39,23 @@ VEC_INLINE vf vf_widen_f16(const uint16_t *p) {
 VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+VEC_INLINE vf vf_sums(const vf a[16]) {
+    __m512 quarter[4], half[2];
+    for (int h = 0; h < 4; h++) { /* in each 128 bits: the four sums of a[4h ... 4h + 3] */
+        const vf *v = a + 4 * h;
+        __m512 even = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[0], (__m512)v[2]),
+                                    _mm512_unpackhi_ps((__m512)v[0], (__m512)v[2]));
+        __m512 odd = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[1], (__m512)v[3]),
+                                   _mm512_unpackhi_ps((__m512)v[1], (__m512)v[3]));
+        quarter[h] = _mm512_add_ps(_mm512_unpacklo_ps(even, odd), _mm512_unpackhi_ps(even, odd));
+    }
+    for (int h = 0; h < 2; h++) {
+        half[h] = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[2 * h], quarter[2 * h + 1], 0x88),
+                                _mm512_shuffle_f32x4(quarter[2 * h], quarter[2 * h + 1], 0xdd));
+    }
+    return (vf)_mm512_add_ps(_mm512_shuffle_f32x4(half[0], half[1], 0x88),
+                             _mm512_shuffle_f32x4(half[0], half[1], 0xdd));
+}
 VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }

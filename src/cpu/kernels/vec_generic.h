@@ -44,6 +44,13 @@ VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
         p[lane] = attn__f32_to_f16(x[lane]);
     }
 }
+VEC_INLINE vf vf_sums(const vf a[4]) {
+    vf sums = {0};
+    for (int i = 0; i < 4; i++) {
+        sums[i] = (a[i][0] + a[i][1]) + (a[i][2] + a[i][3]);
+    }
+    return sums;
+}
 VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     vi bits = {0};
     for (int lane = 0; lane < ATTN_W; lane++) {

@@ -36,6 +36,10 @@ VEC_INLINE vf vf_widen_f16(const uint16_t *p) {
 VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
     vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 }
+VEC_INLINE vf vf_sums(const vf a[4]) {
+    float32x4_t low = vpaddq_f32((float32x4_t)a[0], (float32x4_t)a[1]);
+    return (vf)vpaddq_f32(low, vpaddq_f32((float32x4_t)a[2], (float32x4_t)a[3]));
+}
 VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     return (vf)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16);
 }

@@ -5,6 +5,7 @@
  *   vf_fma(a, b, c) = a * b + c        vf_max(a, b): b where either is NaN
  *   vf_round, vf_ceil                  vi_of(x): nearest integer, lanes within int32
  *   vf_of(i)                           vf_widen_f16(p), vf_narrow_f16(p, x): ATTN_W halves at p
+ *   vf_sums(a): lane i is the sum of the lanes of a[i], i < ATTN_W
  *   vf_dot2(acc, x, b): pairs of bf16, acc + x.lo * b.lo + x.hi * b.hi, and vf_pair(low, high), which rounds two
  *   vectors >= 0 into such pairs   (only where ATTN_HAVE_DOT2)
  * ATTN_NV vectors side by side make the ATTN_LANES columns of a register tile, ATTN_ROWS its rows. */
