@@ -223,7 +223,10 @@ attn_status attn_implementation_get(const attn_context *context, int index, attn
         return status;
     }
     const attn__impl *impl = attn__implementations[index];
-    attn_implementation value = {sizeof value, impl->name, 0, reason_of(context, impl)};
+    attn_implementation value;
+    memset(&value, 0, sizeof value); /* padding too, as it is copied out */
+    value.name = impl->name;
+    value.reason = reason_of(context, impl);
     value.available = value.reason[0] == 0;
     attn__struct_write(out, &value, sizeof value);
     return attn__succeed(error);
