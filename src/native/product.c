@@ -3,13 +3,10 @@
  * block; the register tile of the instruction set does the rest.
  *
  * When a packed block of the right side holds NaN or inf, hidden pairs must not be multiplied: those blocks go through
- * a plain loop that leaves out elements of the left side that are -0.0, the mark of a hidden pair. */
+ * a slower tile that leaves out what the left side marks as hidden. */
 #include <string.h>
 
-#include "base/dtype.h"
 #include "native/native.h"
-
-static const uint32_t hidden_bits = 0x80000000u;
 
 int64_t attn__native_width(int64_t dim) {
     return (dim + COLUMNS - 1) / COLUMNS * COLUMNS;
@@ -78,26 +75,14 @@ static bool pack_depth(const native_run *run, native_scratch *w, const native_ro
     return finite;
 }
 
-/* c[lines][columns] += left * right; both padded to whole panels. */
-static void multiply(const native_kernels *kernels, int64_t lines, int64_t columns, int64_t depth, const float *left,
-                     const float *right, float *c) {
+typedef void (*tile_fn)(int64_t depth, const float *left, const float *right, float *c, int64_t ldc);
+
+/* c[lines][columns] += left * right, tile by tile; both padded to whole panels. */
+static void multiply(const native_kernels *kernels, tile_fn tile, int64_t lines, int64_t columns, int64_t depth,
+                     const float *left, const float *right, float *c) {
     for (int64_t column = 0; column < columns; column += kernels->columns) {
         for (int64_t line = 0; line < lines; line += kernels->rows) {
-            kernels->multiply(depth, left + line * depth, right + column * depth, c + line * columns + column, columns);
-        }
-    }
-}
-
-static void multiply_visible(const native_kernels *kernels, int64_t lines, int64_t columns, int64_t depth,
-                             const float *left, const float *right, float *c) {
-    const int rows = kernels->rows, width = kernels->columns;
-    for (int64_t line = 0; line < lines; line++) {
-        for (int64_t d = 0; d < depth; d++) {
-            float weight = left[line / rows * rows * depth + d * rows + line % rows];
-            for (int64_t column = 0; column < columns && attn__f32_bits(weight) != hidden_bits; column++) {
-                float value = right[column / width * width * depth + d * width + column % width];
-                c[line * columns + column] += weight * value;
-            }
+            tile(depth, left + line * depth, right + column * depth, c + line * columns + column, columns);
         }
     }
 }
@@ -112,7 +97,7 @@ void attn__native_scores(const native_run *run, native_scratch *w, char *matrix,
         int64_t some = b->map->count - m < DEPTH ? b->map->count - m : DEPTH;
         pack_lines(run, w, b, m, some, kernels->columns, w->right);
         memset(w->c, 0, (size_t)(lines * DEPTH) * sizeof *w->c);
-        multiply(kernels, lines, up(some, kernels->columns), a->dim, w->left, w->right, w->c);
+        multiply(kernels, kernels->multiply, lines, up(some, kernels->columns), a->dim, w->left, w->right, w->c);
         for (int64_t n = 0; n < count; n++) {
             float *row = w->c + n * up(some, kernels->columns);
             kernels->scale(row, scale, some);
@@ -125,11 +110,8 @@ void attn__native_scores(const native_run *run, native_scratch *w, char *matrix,
 /* The panels' product into w->c. */
 static void mix(const native_run *run, native_scratch *w, int64_t dim, int64_t count, int64_t depth, bool finite) {
     int64_t lines = up(count, run->kernels->rows), columns = attn__native_width(dim);
-    if (finite) {
-        multiply(run->kernels, lines, columns, depth, w->left, w->right, w->c);
-    } else {
-        multiply_visible(run->kernels, lines, columns, depth, w->left, w->right, w->c);
-    }
+    tile_fn tile = finite ? run->kernels->multiply : run->kernels->multiply_visible;
+    multiply(run->kernels, tile, lines, columns, depth, w->left, w->right, w->c);
 }
 
 static const float *load_matrix(const native_run *run, native_scratch *w, char *matrix, int64_t s, int64_t head,

@@ -51,6 +51,23 @@ static void multiply(int64_t depth, const float *left, const float *right, float
     }
 }
 
+/* Each element's sum in the same order and with the same roundings as above. */
+static void multiply_visible(int64_t depth, const float *left, const float *right, float *c, int64_t ldc) {
+    enum { WIDTH = NATIVE_VECTORS * NATIVE_LANES };
+    for (int r = 0; r < NATIVE_ROWS; r++) {
+        float sum[WIDTH] = {0};
+        for (int64_t d = 0; d < depth; d++) {
+            float weight = left[d * NATIVE_ROWS + r];
+            for (int n = 0; n < WIDTH && attn__f32_bits(weight) != NATIVE_HIDDEN; n++) {
+                sum[n] = sum[n] + weight * right[d * WIDTH + n];
+            }
+        }
+        for (int n = 0; n < WIDTH; n++) {
+            c[r * ldc + n] += sum[n];
+        }
+    }
+}
+
 /* Without branches, so that the loop around it vectorises. */
 static inline float widen_f16(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
@@ -223,6 +240,7 @@ const native_kernels NATIVE_TABLE = {
     .rows = NATIVE_ROWS,
     .columns = NATIVE_VECTORS * NATIVE_LANES,
     .multiply = multiply,
+    .multiply_visible = multiply_visible,
     .widen = widen,
     .narrow = narrow,
     .finite = all_finite,

@@ -12,10 +12,14 @@
 
 #include "attn/attn.h"
 
+#define NATIVE_HIDDEN 0x80000000u /* the bits of -0.0, which no visible element has */
+
 typedef struct native_kernels {
     int rows, columns; /* of the register tile */
     /* c[rows][columns] (row stride ldc) += left panel * right panel over depth */
     void (*multiply)(int64_t depth, const float *left, const float *right, float *c, int64_t ldc);
+    /* the same, leaving out what the left side marks as hidden: the right side holds NaN or inf */
+    void (*multiply_visible)(int64_t depth, const float *left, const float *right, float *c, int64_t ldc);
     /* n consecutive elements of f32, f16 or bf16 to float32, and back, rounded to nearest even */
     void (*widen)(attn_dtype dtype, const void *from, int64_t n, float *to);
     void (*narrow)(attn_dtype dtype, const float *from, int64_t n, void *to);
