@@ -206,7 +206,7 @@ cli_exit cli_outputs_open(cli_outputs *outputs, cli_error *error) {
 
 static cli_exit write_file(cli_outputs *outputs, int index, cli_error *error) {
     cli_output_file *file = &outputs->file[index];
-    cli_named tensors[CLI_OUTPUTS_MAX];
+    cli_named tensors[CLI_OUTPUTS_MAX] = {{0}};
     int count = 0;
     for (int i = 0; i < outputs->count; i++) {
         if (outputs->output[i].file == index) {
