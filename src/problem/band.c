@@ -8,7 +8,7 @@
 
 attn__range attn__band_range(const attn_band *band, int64_t shifted) {
     attn__range range = {0, ATTN__MAX_TOKENS};
-    bool windowed = band->kind & ATTN_WINDOW && shifted >= attn__band_global_rows(band);
+    bool windowed = band->kind & ATTN_WINDOW && shifted >= band->globals;
     if (windowed && band->left >= 0 && shifted - band->left > 0) {
         range.first = shifted - band->left;
     }

@@ -73,16 +73,12 @@ typedef struct attn__range {
     int64_t first, last;
 } attn__range;
 attn__range attn__band_range(const attn_band *band, int64_t shifted);
-/* Rows i' below this are global queries: none without ATTN_GLOBALS, though i' may be negative. */
-static inline int64_t attn__band_global_rows(const attn_band *band) {
-    return band->kind & ATTN_GLOBALS ? band->globals : INT64_MIN;
-}
 /* Does the band let row i' see key j? */
 static inline bool attn__band_visible(const attn_band *band, int64_t shifted, int64_t j) {
     if ((band->kind & ATTN_CAUSAL) && j > shifted) {
         return false;
     }
-    if (!(band->kind & ATTN_WINDOW) || j < band->globals || shifted < attn__band_global_rows(band)) {
+    if (!(band->kind & ATTN_WINDOW) || j < band->globals || shifted < band->globals) {
         return true;
     }
     return (band->left < 0 || j >= shifted - band->left) && (band->right < 0 || j <= shifted + band->right);

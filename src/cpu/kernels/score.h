@@ -55,7 +55,7 @@ static __attribute__((unused)) void score_rows_fill(score_rows *rows, const scor
     for (int lane = 0; lane < ATTN__BLOCK; lane++) {
         int64_t shifted = lanes->shifted[lane];
         int64_t top = band->kind & ATTN_CAUSAL ? shifted : INT32_MAX, low = INT32_MIN, high = top;
-        if ((band->kind & ATTN_WINDOW) && shifted >= attn__band_global_rows(band)) {
+        if ((band->kind & ATTN_WINDOW) && shifted >= band->globals) {
             low = band->left < 0 || band->left > INT32_MAX ? INT32_MIN : shifted - band->left;
             if (band->right >= 0 && band->right <= INT32_MAX && shifted + band->right < high) {
                 high = shifted + band->right;
@@ -82,7 +82,7 @@ static __attribute__((unused)) score_span score_band_span(const attn_band *band,
     if (causal && *end > high + 1) {
         *end = high + 1;
     }
-    if (window && *begin >= band->globals && low >= attn__band_global_rows(band)) {
+    if (window && *begin >= band->globals && low >= band->globals) {
         if (band->left >= 0 && *begin < low - band->left) {
             *begin = low - band->left;
         }
@@ -94,7 +94,7 @@ static __attribute__((unused)) score_span score_band_span(const attn_band *band,
         return SPAN_HIDDEN;
     }
     bool full = !causal || *end - 1 <= low;
-    if (window && *end > band->globals && high >= attn__band_global_rows(band)) {
+    if (window && *end > band->globals && high >= band->globals) {
         full = full && (band->left < 0 || *begin >= high - band->left) &&
                (band->right < 0 || *end - 1 <= low + band->right);
     }
