@@ -42,6 +42,8 @@ void published_constant(trial *t, tensor_id id, double value);
 /* The tolerance of the rules at a true value. The plain computation rounds its scores to the 16-bit type, so there its
  * lse is only as good as that type. */
 double published_tolerance(const char *implementation, attn_dtype dtype, tensor_id id, double value);
+/* Is it the plain computation in a 16-bit type? */
+bool published_rounds_scores(const char *implementation, attn_dtype dtype);
 
 #ifdef fail_msg
 
