@@ -17,11 +17,6 @@ int attn_version(void) {
     return ATTN_VERSION_MAJOR * 10000 + ATTN_VERSION_MINOR * 100 + ATTN_VERSION_PATCH;
 }
 
-attn_status attn_problem_check(const attn_problem *problem, attn_error *error) {
-    attn_problem canonical;
-    return attn__problem_canonical(problem, &canonical, error);
-}
-
 /* --- Plans --- */
 
 static void log_choice(const attn_plan *plan) {

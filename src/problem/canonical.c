@@ -113,3 +113,8 @@ attn_status attn__problem_canonical(const attn_problem *in, attn_problem *out, a
     *out = p;
     return attn__succeed(error);
 }
+
+attn_status attn_problem_check(const attn_problem *problem, attn_error *error) {
+    attn_problem canonical;
+    return attn__problem_canonical(problem, &canonical, error);
+}
