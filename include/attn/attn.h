@@ -32,7 +32,8 @@
  *   - Strides are in elements, 64 bits, in the order batch, head, token, dim. They may be 0
  *     (broadcast, inputs only) or negative. Offsets past 2^31 elements are fine.
  *   - In every struct zero means the default. struct_size is sizeof the struct as the caller
- *     compiled it; fields are only ever appended.
+ *     compiled it; fields are only ever appended. A shorter struct is read as if zeros followed, a
+ *     longer one if zeros do follow. Structs that are filled are filled up to their struct_size.
  *   - Every call that returns attn_status fills *error when one is given, also on success. On
  *     failure nothing has been written to any output.
  *   - The library never prints, exits, aborts, or keeps process-wide state. Running a plan
@@ -169,7 +170,14 @@ typedef enum attn_flags {
  *   alibi [sequence, heads_q]                       (stride[2], stride[3] not read; stride[0] 0 for [H])
  *   sink, dsink [heads_q]                           (only stride[1] is read)
  *
- * Limits: batch, heads >= 0; tokens <= 2^31 - 1; dims >= 1; heads_q a multiple of heads_kv.
+ * An unset layout is all zeros: strides without a type are refused. Layouts of gradients (from dout on) are not read
+ * forward. No two elements of an output (forward o and lse, backward dq, dk, dv and dbias) may share an address, which
+ * is judged so: with the axes of more than one element sorted by |stride|, each |stride| must be larger than the
+ * farthest offset that the smaller ones reach together. dbias may have strides of 0, over which it sums; segments may
+ * have stride[0] = 0, all sequences then lying in one run of rows. f64 goes with f64 only (a bias may be f32).
+ *
+ * Limits: 0 <= batch, heads, tokens <= 2^31 - 1; 1 <= dims <= 2^31 - 1; heads_q a multiple of heads_kv, 0 only
+ * together; packed totals <= 2^31 - 1; batch * heads * rows * dim <= 2^60; offsets within 2^63 bytes.
  * What each implementation refuses beyond that stands in one table: docs/support.md, attn_supported(). */
 typedef struct attn_problem {
     size_t struct_size;
@@ -180,19 +188,21 @@ typedef struct attn_problem {
     int64_t tokens_q, tokens_kv; /* longest sequence; segments: longest whole sequence over all shards */
     int64_t dim_qk, dim_v;
     attn_rows rows_q, rows_kv;
-    int64_t total_q, total_kv;       /* packed, segments: rows of the buffers; dense: not read */
+    int64_t total_q, total_kv;       /* packed, segments: rows of the buffers (of each sequence's, if
+                                      * stride[0] tells sequences apart); dense: not read */
     int64_t segments_q, segments_kv; /* segments: the most that args will list */
     attn_band band;
-    float scale;         /* counts only with ATTN_HAS_SCALE */
-    float softcap;       /* 0: none */
-    float dropout;       /* probability of dropping, 0 <= dropout < 1 */
-    attn_layout q, k, v; /* required */
-    attn_layout o;       /* required; q's type or f32 */
-    attn_layout lse;     /* unset: f32 (f64 if q is), contiguous [batch, head, token], packed [head, total_q] */
-    attn_layout bias;    /* unset: none. f32, or q's type */
-    attn_layout mask;    /* unset: none. u8 */
-    attn_layout alibi;   /* unset: none. f32 (f64 if q is) */
-    attn_layout sink;    /* unset: none. f32 (f64 if q is) */
+    float scale;                  /* counts only with ATTN_HAS_SCALE */
+    float softcap;                /* 0: none */
+    float dropout;                /* probability of dropping, 0 <= dropout < 1 */
+    attn_layout q, k, v;          /* required */
+    attn_layout o;                /* required; q's type or f32 */
+    attn_layout lse;              /* unset: f32 (f64 if q is), contiguous [batch, head, token], packed [head, total_q],
+                                   * segments [head, total_q] if q.stride[0] is 0, else [batch, head, total_q] */
+    attn_layout bias;             /* unset: none. f32, or q's type */
+    attn_layout mask;             /* unset: none. u8 */
+    attn_layout alibi;            /* unset: none. f32 (f64 if q is) */
+    attn_layout sink;             /* unset: none. f32 (f64 if q is) */
     attn_layout dout, dq, dk, dv; /* unset: like o, q, k, v; q's type or f32 */
     attn_layout dlse;             /* unset: like lse; also delta's layout */
     attn_layout dbias;            /* unset: like bias, in f32 (f64 if q is); summed over axes of stride 0 */
@@ -253,12 +263,16 @@ typedef struct attn_context attn_context;
 
 typedef struct attn_config {
     size_t struct_size;
-    const char *device;  /* NULL: "cpu" */
-    int threads;         /* 0: ATTN_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, then all cores) */
+    const char *device;  /* NULL: "cpu"; what this build does not know is ERR_DEVICE */
+    int threads;         /* 0: ATTN_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, then all cores); to 4096 */
     const char *max_isa; /* NULL: ATTN_MAX_ISA, else no limit; an implementation's name: none better is used */
-    void (*log)(void *user, const char *line); /* NULL: silent. May be called from any thread */
+    /* NULL: silent. May be called from any thread. Takes the lines that ATTN_VERBOSE lists (of plan,dispatch,exec):
+     *     attn,1,dispatch,<problem text>,<implementation>,refused|chosen,<reason>
+     *     attn,1,plan,<problem text>,<implementation>,<choices>
+     *     attn,1,exec,<problem text>,<implementation>,<status>,<seconds> */
+    void (*log)(void *user, const char *line);
     void *log_user;
-    void *(*allocate)(void *user, size_t size); /* NULL: malloc and free; contexts and plans use these */
+    void *(*allocate)(void *user, size_t size); /* both NULL: malloc and free; contexts and plans use these */
     void (*release)(void *user, void *memory);
     void *allocator_user;
 } attn_config;
@@ -323,8 +337,8 @@ typedef struct attn_plan_info {
     double memory_native;    /* bytes the unfused path stores for scores and probabilities */
     double peak_flops;       /* assumed, of all threads; 0 if unknown */
     double peak_bytes;       /* assumed memory rate, bytes a second */
-    double expected_seconds; /* roofline: max(flop / peak_flops, bytes / peak_bytes) */
-    const char *bound;       /* "compute" or "memory" */
+    double expected_seconds; /* roofline: max(flop / peak_flops, bytes / peak_bytes); 0 if a peak is unknown */
+    const char *bound;       /* "compute", "memory", or "unknown" */
 } attn_plan_info;
 ATTN_API attn_status attn_plan_query(const attn_plan *plan, attn_plan_info *info, attn_error *error);
 /* Each implementation better than or beside the chosen one that was passed over, with its reason; returns 0
@@ -339,7 +353,9 @@ ATTN_API int attn_plan_refusal(const attn_plan *plan, int index, const char **na
 typedef struct CUstream_st *attn_stream;
 
 /* The data. Pointers to tensors that the problem declares absent must be NULL. Output pointers may be NULL
- * where "optional" is said. All memory is the caller's; inputs and outputs must not overlap. */
+ * where "optional" is said, any pointer may be NULL if the tensor has no elements; addresses are multiples of the
+ * element's size. The fields of backward are not read forward. All memory is the caller's; inputs and outputs must not
+ * overlap. */
 typedef struct attn_args {
     size_t struct_size;
     const void *q, *k, *v;
@@ -348,9 +364,11 @@ typedef struct attn_args {
     const void *bias, *mask, *alibi, *sink;
 
     /* Lengths, on the host for the CPU. Checked at each call before anything is written. */
-    const int32_t *cu_seqlens_q, *cu_seqlens_kv;  /* packed: [batch + 1], first 0, not decreasing */
-    const int32_t *used_q, *used_kv;              /* [batch], at most the sequence's slot */
-    const attn_segment *segments_q, *segments_kv; /* segments: of one sequence together, sequences ascending */
+    const int32_t *cu_seqlens_q, *cu_seqlens_kv; /* packed: [batch + 1], first 0, not decreasing */
+    const int32_t *used_q, *used_kv;             /* [batch], at most the sequence's slot */
+    /* segments: of one sequence together, sequences ascending; none covers a position of its sequence twice, nor
+     * a row of an output. Lists ascending in position and row are checked in linear time, others pair by pair. */
+    const attn_segment *segments_q, *segments_kv;
     int64_t n_segments_q, n_segments_kv;
     const int32_t *lengths_q, *lengths_kv; /* segments: [batch], whole lengths over all shards */
 
@@ -368,7 +386,7 @@ typedef struct attn_args {
     const void *delta; /* optional: sum over dim of dout * o (final o), laid out as dlse is */
     void *dq, *dk, *dv;
     void *dbias; /* optional */
-    void *dsink; /* optional, f32 (f64 if q is): summed over batch and rows */
+    void *dsink; /* optional, f32 (f64 if q is), laid out as sink is: summed over batch and rows */
 } attn_args;
 
 static inline attn_args attn_args_init(void) {
