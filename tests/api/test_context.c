@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+#include "context.h"
+
 static attn_config config(void) {
     attn_config c = {.struct_size = sizeof c};
     return c;
@@ -135,6 +137,7 @@ static void test_max_isa(void **state) {
     attn_implementation first = {.struct_size = sizeof first};
     assert_int_equal(attn_implementation_get(context, 0, &first, NULL), ATTN_OK);
     assert_int_equal(first.available, strcmp(first.name, "generic") == 0);
+    assert_int_equal(context->machine.isa, 0); /* nor does a plan hear of what it may not use */
     attn_context_destroy(context);
     setenv("ATTN_MAX_ISA", "pentium", 1);
     REFUSED(ATTN_ERR_INVALID, "ATTN_MAX_ISA", "is \"pentium\", must be one of", (void)c);

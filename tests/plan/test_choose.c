@@ -12,7 +12,8 @@ static attn_status prepare_fine(attn_plan *plan, attn_error *error) {
     return attn__succeed(error);
 }
 static attn_status prepare_refuses(attn_plan *plan, attn_error *error) {
-    plan->workspace = 1 << 20; /* must not stay */
+    plan->workspace = 1 << 20; /* neither may stay */
+    plan->choice.splits = 7;
     return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_kv", "is 9, must be at most 8");
 }
 static attn_status prepare_breaks(attn_plan *plan, attn_error *error) {
@@ -78,6 +79,7 @@ static void test_best_first(void **state) {
     assert_string_equal(plan.refusals[2].name, "picky");
     assert_string_equal(plan.refusals[2].reason, "tokens_kv is 9, must be at most 8");
     assert_int_equal(plan.workspace, 640);
+    assert_int_equal(plan.choice.splits, 0);
 
     plan = draft(SERVER, "fwd:f64:b1:h1:s9:d8", NULL);
     assert_int_equal(attn__plan_choose(&plan, list, NULL, &error), ATTN_OK);

@@ -230,6 +230,11 @@ static void test_defaults(void **state) {
     assert_true(same_layouts(&c.dq, &p.q) && same_layouts(&c.dk, &p.k) && same_layouts(&c.dv, &p.v));
     assert_true(same_layouts(&c.dout, &p.o) && same_layouts(&c.dbias, &bias));
 
+    p.band.left = (int64_t)1 << 32;
+    p.band.right = ((int64_t)1 << 32) - 1;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_true(c.band.left == -1 && c.band.right == p.band.right);
+
     p = attn_problem_dense(ATTN_BF16, 3, 4, 2, 50, 70, 16, 16);
     p.rows_q = ATTN_PACKED;
     p.total_q = 33;
