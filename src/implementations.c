@@ -19,5 +19,5 @@ const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_NEON
     &attn__impl_neon,
 #endif
-    &attn__impl_generic, &attn__impl_native, &attn__impl_reference, NULL,
+    &attn__impl_generic,    &attn__impl_native, &attn__impl_reference, NULL,
 };

@@ -19,7 +19,7 @@ static uint64_t lottery_word(void) {
     return lottery_state;
 }
 static int64_t lottery(int64_t low, int64_t high) {
-        uint64_t span = (uint64_t)high - (uint64_t)low + 1;
+    uint64_t span = (uint64_t)high - (uint64_t)low + 1;
     return (int64_t)((uint64_t)low + (span ? lottery_word() % span : lottery_word()));
 }
 static inline bool one_in(int n) {
