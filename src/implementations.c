@@ -7,6 +7,9 @@ extern const attn__impl attn__impl_amx, attn__impl_avx512bf16, attn__impl_avx512
     attn__impl_generic, attn__impl_native, attn__impl_reference;
 
 const attn__impl *const attn__implementations[] = {
+#ifdef ATTN_HAVE_AMX
+    &attn__impl_amx,
+#endif
 #ifdef ATTN_HAVE_AVX512BF16
     &attn__impl_avx512bf16,
 #endif
