@@ -16,31 +16,13 @@ void attn__native_clear(native_scratch *w, int64_t dim) {
     memset(w->c, 0, (size_t)(BLOCK * attn__native_width(dim)) * sizeof *w->c);
 }
 
-/* Packing. `width` lines a panel, `depth` elements a line. */
-
-/* One whole line. */
-static void put_line(float *panels, int width, int64_t depth, int64_t line, const float *from) {
-    float *to = panels + line / width * width * depth + line % width;
-    for (int64_t d = 0; d < depth; d++) {
-        to[d * width] = from[d];
-    }
-}
-
-/* The elements of all lines at one depth; `to` lines in all, those from `n` on are 0. */
-static void put_depth(float *panels, int width, int64_t depth, int64_t d, const float *from, int64_t n, int64_t to) {
-    for (int64_t line = 0; line < to; line += width) {
-        float *panel = panels + line * depth + d * width;
-        int64_t some = n - line < 0 ? 0 : n - line < width ? n - line : width;
-        memcpy(panel, from + line, (size_t)some * sizeof *panel);
-        memset(panel + some, 0, (size_t)(width - some) * sizeof *panel);
-    }
-}
-
 static int64_t up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
 }
 
-static void clear_lines(float *panels, int width, int64_t depth, int64_t from) {
+/* Lines [from, the end of its panel) become 0. */
+static void clear_lines(const native_packing *packing, float *panels, int64_t depth, int64_t from) {
+    const int width = packing->width;
     for (int64_t line = from; line < up(from, width); line++) {
         for (int64_t d = 0; d < depth; d++) {
             panels[line / width * width * depth + d * width + line % width] = 0;
@@ -56,11 +38,11 @@ static const float *load_line(const native_run *run, native_scratch *w, const na
 
 /* Rows [first, first + count) as lines along dim. */
 static void pack_lines(const native_run *run, native_scratch *w, const native_rows *rows, int64_t first, int64_t count,
-                       int width, float *panels) {
+                       const native_packing *packing, float *panels) {
     for (int64_t n = 0; n < count; n++) {
-        put_line(panels, width, rows->dim, n, load_line(run, w, rows, first + n));
+        packing->line(panels, rows->dim, n, load_line(run, w, rows, first + n));
     }
-    clear_lines(panels, width, rows->dim, count);
+    clear_lines(packing, panels, rows->dim, count);
 }
 
 /* Rows [first, first + count) as the depth of lines along dim; tells whether all elements are finite. */
@@ -70,7 +52,7 @@ static bool pack_depth(const native_run *run, native_scratch *w, const native_ro
     for (int64_t n = 0; n < count; n++) {
         const float *line = load_line(run, w, rows, first + n);
         finite = run->kernels->finite(line, rows->dim) && finite;
-        put_depth(w->right, run->kernels->columns, count, n, line, rows->dim, attn__native_width(rows->dim));
+        run->kernels->right.depth(w->right, count, n, line, rows->dim, attn__native_width(rows->dim));
     }
     return finite;
 }
@@ -92,10 +74,10 @@ void attn__native_scores(const native_run *run, native_scratch *w, char *matrix,
     const native_kernels *kernels = run->kernels;
     const attn_dtype dtype = run->problem->q.dtype;
     const int64_t lines = up(count, kernels->rows);
-    pack_lines(run, w, a, first, count, kernels->rows, w->left);
+    pack_lines(run, w, a, first, count, &kernels->left, w->left);
     for (int64_t m = 0; m < b->map->count; m += DEPTH) {
         int64_t some = b->map->count - m < DEPTH ? b->map->count - m : DEPTH;
-        pack_lines(run, w, b, m, some, kernels->columns, w->right);
+        pack_lines(run, w, b, m, some, &kernels->right, w->right);
         memset(w->c, 0, (size_t)(lines * DEPTH) * sizeof *w->c);
         multiply(kernels, kernels->multiply, lines, up(some, kernels->columns), a->dim, w->left, w->right, w->c);
         for (int64_t n = 0; n < count; n++) {
@@ -124,13 +106,13 @@ static const float *load_matrix(const native_run *run, native_scratch *w, char *
 
 void attn__native_mix(const native_run *run, native_scratch *w, char *matrix, int64_t head, const native_rows *b,
                       int64_t first, int64_t count) {
-    const int rows = run->kernels->rows;
+    const native_packing *packing = &run->kernels->left;
     for (int64_t m = 0; m < b->map->count && count > 0; m += DEPTH) {
         int64_t some = b->map->count - m < DEPTH ? b->map->count - m : DEPTH;
         for (int64_t n = 0; n < count; n++) {
-            put_line(w->left, rows, some, n, load_matrix(run, w, matrix, b->sequence, head, first + n, m, some));
+            packing->line(w->left, some, n, load_matrix(run, w, matrix, b->sequence, head, first + n, m, some));
         }
-        clear_lines(w->left, rows, some, count);
+        clear_lines(packing, w->left, some, count);
         bool finite = pack_depth(run, w, b, m, some);
         mix(run, w, b->dim, count, some, finite);
     }
@@ -138,12 +120,12 @@ void attn__native_mix(const native_run *run, native_scratch *w, char *matrix, in
 
 void attn__native_mix_transposed(const native_run *run, native_scratch *w, char *matrix, int64_t head,
                                  const native_rows *b, int64_t first, int64_t count) {
-    const int rows = run->kernels->rows;
+    const native_packing *packing = &run->kernels->left;
     for (int64_t n = 0; n < b->map->count && count > 0; n += DEPTH) {
         int64_t some = b->map->count - n < DEPTH ? b->map->count - n : DEPTH;
         for (int64_t d = 0; d < some; d++) {
             const float *line = load_matrix(run, w, matrix, b->sequence, head, n + d, first, count);
-            put_depth(w->left, rows, some, d, line, count, up(count, rows));
+            packing->depth(w->left, some, d, line, count, up(count, packing->width));
         }
         bool finite = pack_depth(run, w, b, n, some);
         mix(run, w, b->dim, count, some, finite);

@@ -138,6 +138,7 @@ typedef struct fixture {
     attn_problem problem; /* canonical */
     attn_args args;
     buffer buffers[TENSORS];
+    uint32_t isa_without; /* instruction sets that plans must not use */
 } fixture;
 
 static inline double fixture_random(uint32_t *seed) {
@@ -421,6 +422,7 @@ static inline attn_plan *plan_make(const fixture *f, const attn__impl *impl, voi
     plan->impl = impl;
     attn__machine_detect(&plan->machine);
     plan->machine.threads = 1;
+    plan->machine.isa &= ~f->isa_without;
     assert_int_equal(impl->prepare(plan, NULL), ATTN_OK);
     *workspace = aligned_alloc(ATTN_WORKSPACE_ALIGNMENT,
                                plan->workspace / ATTN_WORKSPACE_ALIGNMENT * ATTN_WORKSPACE_ALIGNMENT + 128);

@@ -7,13 +7,13 @@
 typedef struct subject {
     const attn__impl *impl;
     attn_dtype dtype;
+    uint32_t isa_without;
 } subject;
 
 static const subject subjects[] = {
-    {&attn__impl_reference, ATTN_F64},
-    {&attn__impl_native, ATTN_F32},
-    {&attn__impl_native, ATTN_F16},
-    {&attn__impl_native, ATTN_BF16},
+    {&attn__impl_reference, ATTN_F64, 0}, {&attn__impl_native, ATTN_F32, 0},   {&attn__impl_native, ATTN_F32, ~0u},
+    {&attn__impl_native, ATTN_F16, 0},    {&attn__impl_native, ATTN_F16, ~0u}, {&attn__impl_native, ATTN_BF16, 0},
+    {&attn__impl_native, ATTN_BF16, ~0u},
 };
 enum { SUBJECTS = sizeof subjects / sizeof *subjects };
 
@@ -58,6 +58,7 @@ static bool linked(const fixture *f, int64_t a, int64_t b, int64_t g) {
 static void check_key(const fixture *clean, const subject *x, int64_t krow, double value) {
     fixture f;
     make(&f, clean->feature, x->dtype);
+    f.isa_without = x->isa_without;
     const attn_problem *p = &f.problem;
     fill_row(&f, K, true, krow, p->heads_kv, p->dim_qk, value);
     fill_row(&f, V, true, krow, p->heads_kv, p->dim_v, value);
@@ -88,6 +89,7 @@ static void check_key(const fixture *clean, const subject *x, int64_t krow, doub
 static void check_query(const fixture *clean, const subject *x, int64_t qrow) {
     fixture f;
     make(&f, clean->feature, x->dtype);
+    f.isa_without = x->isa_without;
     const attn_problem *p = &f.problem;
     fill_row(&f, Q, false, qrow, p->heads_q, p->dim_qk, NAN);
     fill_row(&f, DOUT, false, qrow, p->heads_q, p->dim_v, NAN);
@@ -114,6 +116,7 @@ static void test_subject(const subject *x) {
     for (int n = 0; n < FEATURES; n++) {
         fixture clean;
         make(&clean, &features[n], x->dtype);
+        clean.isa_without = x->isa_without;
         run_passes(&clean, x->impl, true);
         for (int64_t row = 0; row < rows_of(&clean, true); row++) {
             check_key(&clean, x, row, NAN);

@@ -5,9 +5,13 @@
  *     NATIVE_ROWS, NATIVE_VECTORS    the register tile: rows, and vectors a row
  * and is compiled with the flags of its set. Loops over rows of elements are left to the compiler's vectoriser; only
  * the tile needs registers named, as arrays of vectors. */
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #include "base/dtype.h"
 #include "native/kernels/kernels.h"
@@ -19,7 +23,10 @@
 #pragma GCC optimize("fp-contract=fast")
 #endif
 
+enum { NATIVE_COLUMNS = NATIVE_VECTORS * NATIVE_LANES };
+
 typedef float vector __attribute__((vector_size(NATIVE_LANES * 4)));
+typedef int32_t integers __attribute__((vector_size(NATIVE_LANES * 4)));
 typedef float vector_anywhere __attribute__((vector_size(NATIVE_LANES * 4), aligned(4), may_alias));
 
 static void multiply(int64_t depth, const float *left, const float *right, float *c, int64_t ldc) {
@@ -39,7 +46,7 @@ static void multiply(int64_t depth, const float *left, const float *right, float
             }
         }
         left += NATIVE_ROWS;
-        right += NATIVE_VECTORS * NATIVE_LANES;
+        right += NATIVE_COLUMNS;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < NATIVE_ROWS; r++) {
@@ -53,16 +60,15 @@ static void multiply(int64_t depth, const float *left, const float *right, float
 
 /* Each element's sum in the same order and with the same roundings as above. */
 static void multiply_visible(int64_t depth, const float *left, const float *right, float *c, int64_t ldc) {
-    enum { WIDTH = NATIVE_VECTORS * NATIVE_LANES };
     for (int r = 0; r < NATIVE_ROWS; r++) {
-        float sum[WIDTH] = {0};
+        float sum[NATIVE_COLUMNS] = {0};
         for (int64_t d = 0; d < depth; d++) {
             float weight = left[d * NATIVE_ROWS + r];
-            for (int n = 0; n < WIDTH && attn__f32_bits(weight) != NATIVE_HIDDEN; n++) {
-                sum[n] = sum[n] + weight * right[d * WIDTH + n];
+            for (int n = 0; n < NATIVE_COLUMNS && attn__f32_bits(weight) != NATIVE_HIDDEN; n++) {
+                sum[n] = sum[n] + weight * right[d * NATIVE_COLUMNS + n];
             }
         }
-        for (int n = 0; n < WIDTH; n++) {
+        for (int n = 0; n < NATIVE_COLUMNS; n++) {
             c[r * ldc + n] += sum[n];
         }
     }
@@ -94,6 +100,34 @@ static inline uint16_t narrow_bf16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
+/* Eight at once where the set converts in hardware; the rest is left to the loops after it. */
+#if defined(__F16C__)
+static int64_t widen_eights(const uint16_t *half, int64_t n, float *to) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(half + i))));
+    }
+    return i;
+}
+static int64_t narrow_eights(const float *from, int64_t n, uint16_t *half) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m128i rounded = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((__m128i *)(void *)(half + i), rounded);
+    }
+    return i;
+}
+#else
+static int64_t widen_eights(const uint16_t *half, int64_t n, float *to) {
+    (void)half, (void)n, (void)to;
+    return 0;
+}
+static int64_t narrow_eights(const float *from, int64_t n, uint16_t *half) {
+    (void)from, (void)n, (void)half;
+    return 0;
+}
+#endif
+
 static void widen(attn_dtype dtype, const void *from, int64_t n, float *to) {
     const uint16_t *half = from;
     if (dtype == ATTN_F32) {
@@ -103,7 +137,7 @@ static void widen(attn_dtype dtype, const void *from, int64_t n, float *to) {
             to[i] = attn__bf16_to_f32(half[i]);
         }
     } else {
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = widen_eights(half, n, to); i < n; i++) {
             to[i] = widen_f16(half[i]);
         }
     }
@@ -118,7 +152,7 @@ static void narrow(attn_dtype dtype, const float *from, int64_t n, void *to) {
             half[i] = narrow_bf16(from[i]);
         }
     } else {
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = narrow_eights(from, n, half); i < n; i++) {
             half[i] = narrow_f16(from[i]);
         }
     }
@@ -127,13 +161,14 @@ static void narrow(attn_dtype dtype, const float *from, int64_t n, void *to) {
 /* exp(x) = 2^n exp(r), n the integer nearest to x / ln 2, |r| <= ln 2 / 2. The Taylor polynomial of degree 7 is off by
  * at most 6e-9 there. 2^n is applied in two factors, so that results below 2^-126 are rounded and not lost. NaN stays
  * NaN: it passes the clamps and the polynomial. */
-static inline float exponential(float x) {
+static inline vector exponential(vector x) {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, kept in the low bits */
-    x = x < -105.0f ? -105.0f : x;
-    x = x > 90.0f ? 90.0f : x;
-    float shifted = x * 1.44269504f + magic, n = shifted - magic;
-    float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-    float p = 1.98412698e-4f;
+    const vector zero = {0}, lowest = zero - 105.0f, highest = zero + 90.0f;
+    integers low = x<lowest, high = x> highest;
+    x = (vector)(((integers)x & ~(low | high)) | ((integers)lowest & low) | ((integers)highest & high));
+    vector shifted = x * 1.44269504f + magic, n = shifted - magic;
+    vector r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    vector p = zero + 1.98412698e-4f;
     p = p * r + 1.38888889e-3f;
     p = p * r + 8.33333333e-3f;
     p = p * r + 4.16666667e-2f;
@@ -141,35 +176,37 @@ static inline float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    int32_t power = (int32_t)(attn__f32_bits(shifted) - 0x4b400000u), half = power >> 1;
-    float low = attn__bits_f32((uint32_t)(half + 127) << 23),
-          high = attn__bits_f32((uint32_t)(power - half + 127) << 23);
-    return p * low * high;
+    integers power = (integers)shifted - 0x4b400000, half = power >> 1;
+    return p * (vector)((half + 127) << 23) * (vector)((power - half + 127) << 23);
+}
+
+static float exp_row(float *x, float shift, int64_t n) {
+    vector sum = {0};
+    float tail[NATIVE_LANES], total = 0;
+    int64_t i = 0;
+    for (; i + NATIVE_LANES <= n; i += NATIVE_LANES) {
+        vector e = exponential(*(const vector_anywhere *)(x + i) - shift);
+        *(vector_anywhere *)(x + i) = e;
+        sum += e;
+    }
+    for (int lane = 0; lane < NATIVE_LANES; lane++) {
+        tail[lane] = i + lane < n ? x[i + lane] - shift : -INFINITY;
+    }
+    vector e = exponential(*(const vector_anywhere *)tail);
+    sum += e;
+    for (int lane = 0; lane < NATIVE_LANES; lane++) {
+        if (i + lane < n) {
+            x[i + lane] = e[lane];
+        }
+        total += sum[lane];
+    }
+    return total;
 }
 
 enum { PARTS = 16 }; /* partial results of a row, so that lanes stay independent */
 
-static float exp_row(float *x, float shift, int64_t n) {
-    float part[PARTS] = {0}, sum = 0;
-    int64_t i = 0;
-    for (; i + PARTS <= n; i += PARTS) {
-        for (int lane = 0; lane < PARTS; lane++) {
-            x[i + lane] = exponential(x[i + lane] - shift);
-            part[lane] += x[i + lane];
-        }
-    }
-    for (; i < n; i++) {
-        x[i] = exponential(x[i] - shift);
-        part[0] += x[i];
-    }
-    for (int lane = 0; lane < PARTS; lane++) {
-        sum += part[lane];
-    }
-    return sum;
-}
-
 static float hide(float *x, const uint8_t *visible, int64_t n) {
-    const float none = attn__bits_f32(0xff800000u);
+    const float none = -INFINITY;
     float part[PARTS], largest = none;
     int64_t i = 0;
     for (int lane = 0; lane < PARTS; lane++) {
@@ -236,9 +273,49 @@ static void mark(attn_dtype dtype, const uint8_t *visible, int64_t n, void *row)
     }
 }
 
+/* Panels of one width, known to the compiler. */
+static inline void pack_line(float *panel, int width, int64_t depth, const float *from) {
+    for (int64_t d = 0; d < depth; d++) {
+        panel[d * width] = from[d];
+    }
+}
+
+static inline void pack_depth(float *panels, int width, int64_t depth, const float *from, int64_t n, int64_t to) {
+    int64_t line = 0;
+    for (; line + width <= n; line += width) {
+        for (int lane = 0; lane < width; lane++) {
+            panels[line * depth + lane] = from[line + lane];
+        }
+    }
+    for (; line < to; line += width) {
+        for (int lane = 0; lane < width; lane++) {
+            panels[line * depth + lane] = line + lane < n ? from[line + lane] : 0;
+        }
+    }
+}
+
+static void pack_left_line(float *panels, int64_t depth, int64_t line, const float *from) {
+    pack_line(panels + line / NATIVE_ROWS * NATIVE_ROWS * depth + line % NATIVE_ROWS, NATIVE_ROWS, depth, from);
+}
+
+static void pack_left_depth(float *panels, int64_t depth, int64_t d, const float *from, int64_t n, int64_t to) {
+    pack_depth(panels + d * NATIVE_ROWS, NATIVE_ROWS, depth, from, n, to);
+}
+
+static void pack_right_line(float *panels, int64_t depth, int64_t line, const float *from) {
+    pack_line(panels + line / NATIVE_COLUMNS * NATIVE_COLUMNS * depth + line % NATIVE_COLUMNS, NATIVE_COLUMNS, depth,
+              from);
+}
+
+static void pack_right_depth(float *panels, int64_t depth, int64_t d, const float *from, int64_t n, int64_t to) {
+    pack_depth(panels + d * NATIVE_COLUMNS, NATIVE_COLUMNS, depth, from, n, to);
+}
+
 const native_kernels NATIVE_TABLE = {
     .rows = NATIVE_ROWS,
-    .columns = NATIVE_VECTORS * NATIVE_LANES,
+    .columns = NATIVE_COLUMNS,
+    .left = {NATIVE_ROWS, pack_left_line, pack_left_depth},
+    .right = {NATIVE_COLUMNS, pack_right_line, pack_right_depth},
     .multiply = multiply,
     .multiply_visible = multiply_visible,
     .widen = widen,

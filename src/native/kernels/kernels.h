@@ -14,8 +14,17 @@
 
 #define NATIVE_HIDDEN 0x80000000u /* the bits of -0.0, which no visible element has */
 
+typedef struct native_packing {
+    int width; /* lines a panel */
+    /* one line, of all its depth */
+    void (*line)(float *panels, int64_t depth, int64_t line, const float *from);
+    /* all lines [0, to) at depth d; from line n on they are 0 */
+    void (*depth)(float *panels, int64_t depth, int64_t d, const float *from, int64_t n, int64_t to);
+} native_packing;
+
 typedef struct native_kernels {
     int rows, columns; /* of the register tile */
+    native_packing left, right;
     /* c[rows][columns] (row stride ldc) += left panel * right panel over depth */
     void (*multiply)(int64_t depth, const float *left, const float *right, float *c, int64_t ldc);
     /* the same, leaving out what the left side marks as hidden: the right side holds NaN or inf */
