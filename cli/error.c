@@ -4,6 +4,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 cli_exit(cli_fail)(cli_error *error, cli_exit code, const char *format, ...) {
     va_list arguments;
@@ -21,6 +22,8 @@ cli_exit(cli_fail)(cli_error *error, cli_exit code, const char *format, ...) {
 
 cli_exit cli_fail_library(cli_error *error, const char *where, const attn_error *cause) {
     cli_exit code = cause->status == ATTN_ERR_INVALID || cause->status == ATTN_ERR_UNSUPPORTED ? CLI_USAGE : CLI_UNRUN;
-    return cli_fail(error, code, "%s%s%s%s%s", where ? where : "", where ? ": " : "", cause->field,
-                    cause->field[0] ? " " : "", cause->message[0] ? cause->message : attn_status_text(cause->status));
+    /* The field that an option of its own fills goes by that option's name. */
+    const char *field = strcmp(cause->field, "hints.implementation") == 0 ? "--impl" : cause->field;
+    const char *what = cause->message[0] ? cause->message : attn_status_text(cause->status);
+    return cli_fail(error, code, "%s%s%s%s%s", where ? where : "", where ? ": " : "", field, field[0] ? " " : "", what);
 }

@@ -21,7 +21,7 @@ static void row(cli_report *report, const char *kind, const char *name, bool the
     cli_report_row(report);
     cli_report_text(report, "kind", kind);
     cli_report_text(report, "name", name);
-    cli_report_text(report, "available", there ? "✓" : "✗");
+    cli_report_flag(report, "available", there);
     cli_report_text(report, "detail", detail);
 }
 

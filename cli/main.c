@@ -18,6 +18,14 @@ static const struct {
 };
 #define VERBS (sizeof verbs / sizeof verbs[0])
 
+static size_t find_verb(const char *name) {
+    size_t verb = 0;
+    while (verb < VERBS && strcmp(name, verbs[verb].name) != 0) {
+        verb++;
+    }
+    return verb;
+}
+
 static void print_help(void) {
     puts("usage: attn VERB [options]\n");
     for (size_t i = 0; i < VERBS; i++) {
@@ -42,10 +50,9 @@ static cli_exit dispatch(int argc, char **argv, cli_error *error) {
         printf("attn %d.%d.%d\n", version / 10000, version / 100 % 100, version % 100);
         return CLI_RIGHT;
     }
-    for (size_t i = 0; i < VERBS; i++) {
-        if (strcmp(argv[1], verbs[i].name) == 0) {
-            return verbs[i].run(argc - 1, argv + 1, error);
-        }
+    size_t verb = find_verb(argv[1]);
+    if (verb < VERBS) {
+        return verbs[verb].run(argc - 1, argv + 1, error);
     }
     return cli_fail(error, CLI_USAGE, "'%.60s': no such verb; the verbs are run, check, plan, bench and info", argv[1]);
 }
@@ -58,8 +65,8 @@ int main(int argc, char **argv) {
         code = cli_fail(&error, CLI_UNRUN, "the results could not be written to standard output");
     }
     if (code && error.text[0]) {
-        bool verb = argc > 1 && argv[1][0] != '-' && strncmp(error.text, "'", 1) != 0;
-        fprintf(stderr, "attn%s%s: %s\n", verb ? " " : "", verb ? argv[1] : "", error.text);
+        const char *verb = find_verb(argc > 1 ? argv[1] : "") < VERBS ? argv[1] : "";
+        fprintf(stderr, "attn%s%s: %s\n", verb[0] ? " " : "", verb, error.text);
     }
     return (int)code;
 }

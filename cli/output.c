@@ -160,20 +160,26 @@ static void set_rights(int descriptor, const char *target) {
     }
 }
 
+/* The first output that goes into a file: its option and path stand for the file in messages. */
+static const cli_output *spokesman(const cli_outputs *outputs, int index) {
+    int i = 0;
+    while (outputs->output[i].file != index) {
+        i++;
+    }
+    return &outputs->output[i];
+}
+
 static cli_exit open_file(cli_outputs *outputs, int index, cli_error *error) {
     cli_output_file *file = &outputs->file[index];
-    const char *option = "output";
-    for (int i = outputs->count - 1; i >= 0; i--) {
-        option = outputs->output[i].file == index ? outputs->output[i].option : option;
-    }
+    const cli_output *first = spokesman(outputs, index);
     if (file->direct) {
         file->stream = fopen(file->target, "wb");
     } else {
         const char *slash = strrchr(file->target, '/');
-        snprintf(file->temporary, sizeof file->temporary, "%.*s.%.200s.attn-XXXXXX", (int)(slash - file->target) + 1,
-                 file->target, slash + 1);
+        snprintf(file->temporary, sizeof file->temporary, "%.*s.%.200s.attn_XXXXXX_partial",
+                 (int)(slash - file->target) + 1, file->target, slash + 1);
         block_signals(SIG_BLOCK);
-        int descriptor = mkstemp(file->temporary);
+        int descriptor = mkstemps(file->temporary, (int)strlen("_partial"));
         if (descriptor >= 0) {
             strcpy(pending[index], file->temporary);
             is_pending[index] = 1;
@@ -189,7 +195,7 @@ static cli_exit open_file(cli_outputs *outputs, int index, cli_error *error) {
     if (!file->stream) {
         cli_exit code =
             errno == ENOSPC || errno == EDQUOT || errno == ENOMEM || errno == EMFILE ? CLI_UNRUN : CLI_USAGE;
-        return cli_fail(error, code, "%s: %s cannot be written: %s", option, file->target, strerror(errno));
+        return cli_fail(error, code, "%s: %s cannot be written: %s", first->option, first->path.file, strerror(errno));
     }
     return CLI_RIGHT;
 }
@@ -206,8 +212,11 @@ cli_exit cli_outputs_open(cli_outputs *outputs, cli_error *error) {
 
 static cli_exit write_file(cli_outputs *outputs, int index, cli_error *error) {
     cli_output_file *file = &outputs->file[index];
+    const cli_output *first = spokesman(outputs, index);
     cli_named tensors[CLI_OUTPUTS_MAX] = {{0}};
+    char what[1100];
     int count = 0;
+    snprintf(what, sizeof what, "%s: %s", first->option, first->path.file);
     for (int i = 0; i < outputs->count; i++) {
         if (outputs->output[i].file == index) {
             tensors[count++] = (cli_named){outputs->output[i].path.name, outputs->output[i].tensor};
@@ -216,7 +225,7 @@ static cli_exit write_file(cli_outputs *outputs, int index, cli_error *error) {
     errno = 0;
     cli_exit code = CLI_RIGHT;
     if (file->safetensors) {
-        code = cli_safetensors_write(file->stream, tensors, count, file->target, error);
+        code = cli_safetensors_write(file->stream, tensors, count, what, error);
     } else if (!cli_npy_write(file->stream, tensors[0].tensor)) {
         code = CLI_UNRUN;
     }
@@ -229,7 +238,7 @@ static cli_exit write_file(cli_outputs *outputs, int index, cli_error *error) {
         return code;
     }
     if (code || !synced || !closed) {
-        return cli_fail(error, CLI_UNRUN, "%s: could not be written: %s", file->target,
+        return cli_fail(error, CLI_UNRUN, "%s: could not be written: %s", what,
                         cause ? strerror(cause) : "the stream failed");
     }
     return CLI_RIGHT;
@@ -246,7 +255,8 @@ cli_exit cli_outputs_commit(cli_outputs *outputs, cli_error *error) {
         cli_output_file *file = &outputs->file[i];
         if (!file->direct) {
             if (rename(file->temporary, file->target) != 0) {
-                return cli_fail(error, CLI_UNRUN, "%s: could not be put in place: %s", file->target, strerror(errno));
+                return cli_fail(error, CLI_UNRUN, "%s: %s could not be put in place: %s", spokesman(outputs, i)->option,
+                                spokesman(outputs, i)->path.file, strerror(errno));
             }
             is_pending[i] = 0;
             file->temporary[0] = 0;

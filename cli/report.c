@@ -13,7 +13,7 @@
 #include <jansson.h>
 #endif
 
-typedef enum cell_kind { CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_MISSING } cell_kind;
+typedef enum cell_kind { CELL_TEXT, CELL_INTEGER, CELL_REAL, CELL_FLAG, CELL_MISSING } cell_kind;
 typedef struct cell {
     cell_kind kind;
     const char *key; /* a literal of the caller */
@@ -132,6 +132,11 @@ void cli_report_real(cli_report *report, const char *column, double value, int d
     add(report, &report->body, CELL_REAL, column, text, value, 0);
 }
 
+void cli_report_flag(cli_report *report, const char *column, bool value) {
+    const char *text = report->format == CLI_TEXT ? (value ? "✓" : "✗") : value ? "true" : "false";
+    add(report, &report->body, CELL_FLAG, column, text, 0, value);
+}
+
 void cli_report_missing(cli_report *report, const char *column) {
     add(report, &report->body, CELL_MISSING, column, "-", 0, 0);
 }
@@ -193,7 +198,7 @@ static void print_text(const cli_report *report) {
             const char *text = row < 0 ? of_column->key : report->body.cell[row * report->columns + c].text;
             int gap = wide - width_of(text);
             bool last = c + 1 == report->columns;
-            if (of_column->kind == CELL_TEXT) {
+            if (of_column->kind == CELL_TEXT || of_column->kind == CELL_FLAG) {
                 fputs(text, stdout);
                 pad(last ? 0 : gap + 2);
             } else {
@@ -262,6 +267,9 @@ static void print_csv(const cli_report *report) {
 static json_t *json_cell(const cell *item) {
     if (item->kind == CELL_MISSING) {
         return json_null();
+    }
+    if (item->kind == CELL_FLAG) {
+        return json_boolean(item->integer);
     }
     if (item->kind == CELL_INTEGER) {
         return json_integer((json_int_t)item->integer);

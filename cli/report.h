@@ -31,6 +31,8 @@ void cli_report_row(cli_report *report);
 void cli_report_text(cli_report *report, const char *column, const char *value);
 void cli_report_integer(cli_report *report, const char *column, int64_t value);
 void cli_report_real(cli_report *report, const char *column, double value, int digits);
+void cli_report_flag(cli_report *report, const char *column,
+                     bool value);                                /* a tick or a cross as text, else true or false */
 void cli_report_missing(cli_report *report, const char *column); /* "-", empty in CSV, null in JSON */
 
 /* A sentence below the table; text and JSON only. */

@@ -254,8 +254,13 @@ static void summarize(job *j, int slot) {
     cli_report_text(j->report, "tensor", cli_slot_names[slot]);
     cli_report_text(j->report, "shape", cli_shape_text(shape, sizeof shape, tensor.shape, tensor.rank));
     cli_report_real(j->report, "sum_abs", sum, 9);
-    cli_report_real(j->report, "min", low > high ? NAN : low, 6);
-    cli_report_real(j->report, "max", low > high ? NAN : high, 6);
+    if (low > high) { /* nothing finite */
+        cli_report_missing(j->report, "min");
+        cli_report_missing(j->report, "max");
+    } else {
+        cli_report_real(j->report, "min", low, 6);
+        cli_report_real(j->report, "max", high, 6);
+    }
     cli_report_integer(j->report, "nan", nan);
     cli_report_integer(j->report, "inf", inf);
     cli_report_text(j->report, "file", j->targets.file[slot] ? j->targets.file[slot] : "");
