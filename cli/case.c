@@ -154,7 +154,10 @@ cli_exit cli_case_widen(cli_case *wide, const cli_case *from, cli_error *error) 
     *wide = (cli_case){
         .cu_q = from->cu_q, .cu_kv = from->cu_kv, .used_q = from->used_q, .used_kv = from->used_kv, .seed = from->seed};
     for (int s = 0; s < CLI_SLOT_COUNT; s++) {
-        if (!from->present[s]) {
+        if (!from->present[s]) { /* what has no data goes back to its default, whose type follows q's */
+            if (s != CLI_SLOT_DSINK) {
+                *layout_of(&problem, s) = (attn_layout){0};
+            }
             continue;
         }
         cli_view *view = &wide->view[s];

@@ -188,7 +188,8 @@ void cli_diagnose(const cli_suspect *s, int slot, const cli_difference *d, doubl
     cli_report_remark(report,
                       "  %s at batch %" PRId64 ", head %" PRId64 ", token %" PRId64 ", dim %" PRId64
                       ": %.9g, the reference has %.9g",
-                      d->misplaced ? "first NaN or inf out of place" : "worst", i[0], i[1], i[2], i[3], got, wanted);
+                      d->misplaced ? "first NaN or inf out of place" : "worst", i[0], i[1], i[2], i[3],
+                      isnan(got) ? NAN : got, isnan(wanted) ? NAN : wanted);
     explain(s, slot, i, got, wanted, bound, report);
 }
 

@@ -128,7 +128,7 @@ void cli_report_integer(cli_report *report, const char *column, int64_t value) {
 
 void cli_report_real(cli_report *report, const char *column, double value, int digits) {
     char text[64];
-    snprintf(text, sizeof text, "%.*g", digits, value);
+    snprintf(text, sizeof text, "%.*g", digits, isnan(value) ? (double)NAN : value); /* without a sign */
     add(report, &report->body, CELL_REAL, column, text, value, 0);
 }
 
@@ -231,7 +231,7 @@ static void print_csv_field(const char *text) {
 /* CSV is for machines: numbers in full. */
 static void print_csv_cell(const cell *item) {
     if (item->kind == CELL_REAL) {
-        printf("%.9g", item->real);
+        printf("%.9g", isnan(item->real) ? (double)NAN : item->real);
     } else if (item->kind != CELL_MISSING) {
         print_csv_field(item->text);
     }

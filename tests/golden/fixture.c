@@ -113,7 +113,10 @@ static int make_npy(int argc, char **argv) {
     }
     char header[256];
     int n = snprintf(header, sizeof header, "{'descr': '%c%s', 'fortran_order': %s, 'shape': (",
-                     width(type) == 1 ? '|' : big ? '>' : '<', type, fortran ? "True" : "False");
+                     width(type) == 1 ? '|'
+                     : big            ? '>'
+                                      : '<',
+                     type, fortran ? "True" : "False");
     for (int a = 0; a < rank; a++) {
         n += snprintf(header + n, sizeof header - (size_t)n, "%ld%s", shape[a], rank == 1 || a + 1 < rank ? ", " : "");
     }

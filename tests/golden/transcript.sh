@@ -20,7 +20,7 @@ cd "$folder/in" || exit 1
 
 while IFS= read -r line || [ -n "$line" ]; do
     case $line in
-    '#'* | '')
+    '#'*)
         printf '%s\n' "$line"
         ;;
     '$ '*)
