@@ -10,6 +10,10 @@ $(BUILD)/CMakeCache.txt:
 	@scripts/setup.sh build
 	@cmake -S . -B $(BUILD)
 
+# The main job on real input: checks itself, prints a picture, writes build/attention.svg and .png.
+demo: all
+	@$(BUILD)/bin/demo data/minilm-layer0.safetensors $(BUILD)
+
 # Everything, with sanitizers, fuzzing and analysis.
 test: setup all
 	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error
@@ -35,5 +39,5 @@ format-check analyze asan ubsan tsan fuzz neon header symbols includes words pac
 clean:
 	@cmake -E rm -rf $(BUILD)
 
-.PHONY: all test quick setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
+.PHONY: all demo test quick setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
         words package clean

@@ -139,6 +139,7 @@ check_includes() {
     law cli "$public|ref/attn_ref\.h|cli/.*"
     law bench "$public|ref/attn_ref\.h"
     law examples "$public"
+    law demo "$public|tensor\.h"
     if grep -rnE '#[[:space:]]*include[[:space:]]*<(omp|cuda|jansson|png)' include src ref | grep -v '^src/base/parallel\.c'; then
         echo "only src/base/parallel.c sees a threading runtime, and the library no other dependency"
         bad=1
@@ -181,8 +182,8 @@ check_analyze() {
     cmake -S . -B "$folder" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_C_COMPILER=clang >"$folder/configure.log"
     cppcheck --quiet --std=c11 --error-exitcode=1 --inline-suppr --enable=warning,portability -j "$jobs" \
         --cppcheck-build-dir="$folder/cppcheck" --suppress=missingIncludeSystem --suppress=uninitvar --suppress=memleak \
-        -Iinclude -Isrc -I. $(sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' | grep -v '^src/cpu/kernels/')
-    sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' |
+        -Iinclude -Isrc -I. $(sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' 'demo/*.c' | grep -v '^src/cpu/kernels/')
+    sources 'src/*.c' 'ref/*.c' 'cli/*.c' 'examples/*.c' 'demo/*.c' |
         while read -r file; do grep -q "/$file\"" "$folder/compile_commands.json" && echo "$file"; done |
         xargs -n 4 -P "$jobs" clang-tidy --quiet -p "$folder" 2>"$folder/tidy.err" || { cat "$folder/tidy.err"; return 1; }
     echo "analysis: clean"

@@ -50,17 +50,17 @@ def main():
     tensors = {name: x.reshape(x.shape[0], x.shape[1], heads, -1).contiguous() for name, x in seen.items()}
     tensors["probabilities"] = probabilities.contiguous()
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0])
+    for name, text in (("tokens", " ".join(tokens)), ("sentence", SENTENCE)):
+        tensors[name] = torch.tensor(list(text.encode()), dtype=torch.uint8)
     metadata = {
         "model": "all-MiniLM-L6-v2, encoder layer 0",
-        "sentence": SENTENCE,
-        "tokens": " ".join(tokens),
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}, eager attention, float32",
     }
     os.makedirs(os.path.dirname(TARGET), exist_ok=True)
     save_file(tensors, TARGET, metadata=metadata)
     for name, x in tensors.items():
-        print(name, list(x.shape), x.dtype, f"max |x| {x.abs().max():.4f}")
-    print(len(tokens), "tokens:", metadata["tokens"])
+        print(name, list(x.shape), x.dtype)
+    print(len(tokens), "tokens:", *tokens)
 
 
 if __name__ == "__main__":
