@@ -49,7 +49,7 @@ static int take(sentence *s, cli_tensor *tensor, const char *name, cli_type type
 
 static int read_sentence(sentence *s, const char *path) {
     cli_error error;
-    if (cli_file_open(&s->file, path, "data", &error)) {
+    if (cli_file_open(&s->file, path, path, &error)) {
         fprintf(stderr, "demo: %s\n", error.text);
         return 2;
     }
