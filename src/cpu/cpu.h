@@ -11,8 +11,8 @@
 #include "problem/problem.h"
 
 #define ATTN__BLOCK      64
-#define ATTN__MAX_BLOCKS 4 /* blocks a task carries along the keys, to share one converted key block */
-#define ATTN__FEW        8 /* rows up to which lanes run along the head dimension instead */
+#define ATTN__MAX_BLOCKS 4  /* blocks a task carries along the keys, to share one converted key block */
+#define ATTN__FEW        16 /* rows up to which lanes run along the head dimension instead */
 
 typedef struct attn__lanes {
     int count;         /* lanes in use; the others repeat lane 0 and are never stored */

@@ -134,7 +134,7 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const int R, const few_til
         }
         int64_t d = 0;
         for (; d + ATTN_W <= dim; d += ATTN_W) {
-            vf q[R];
+            vf q[4];
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 q[r] = vf_load(tile->q + r * q_row + d);
@@ -187,7 +187,7 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_til
         }
         int64_t d = 0;
         for (; d + ATTN_W <= dim; d += ATTN_W) {
-            vf o[R];
+            vf o[4];
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 o[r] = vf_load(tile->o + r * o_row + d);
@@ -267,7 +267,7 @@ static void few_softmax(const few_tile *tile, int count, float unit, bool masked
         for (int i = r; i < ATTN_W; i += rows) {
             top[r] = lane[i] > top[r] ? lane[i] : top[r];
         }
-        float raised = ceilf(top[r] * unit);
+        float raised = top[r] * unit;
         float m = raised > tile->m[r] ? raised : tile->m[r];
         reference[r] = m == -INFINITY ? 0.0f : m;
         alpha[r] = tile->m[r] == m ? 1.0f : exp2f(tile->m[r] - reference[r]);
@@ -278,7 +278,7 @@ static void few_softmax(const few_tile *tile, int count, float unit, bool masked
     }
     const vf subtract = vf_load(lane);
     for (int at = 0; at < total; at += ATTN_W) {
-        vf s = vf_load(tile->scores + at), p = vf_exp2(vf_fma(s, scale, -subtract));
+        vf s = vf_load(tile->scores + at), p = vf_exp2(s * scale - subtract);
         if (masked || at + ATTN_W > count * rows) {
             p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
         }

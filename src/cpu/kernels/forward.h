@@ -4,7 +4,8 @@
  * A task carries up to ATTN__MAX_BLOCKS blocks of 64 rows along the keys. For each key block and row block:
  *   S^T = K Q^T (tile.h; the running maximum is taken in registers), scores (score.h), m and l, P^T in place of S^T,
  *   O^T = O^T * alpha + V^T P^T.
- * m is a whole number of log2 units, so that alpha is an exact power of two. K and V are read in place where they are
+ * m is the greatest scaled score in log2 units, rounded as each score is before it is subtracted: the p of a row's
+ * greatest score is exactly 1, however large scores are. K and V are read in place where they are
  * float rows with neighbouring elements, else converted a block at a time. Where the set multiplies bf16 pairs and all
  * inputs are bf16 (`pairs`), q, k, v and p stay bf16 in pairs (pairs.h) and sums are float32 all the same.
  *
@@ -108,10 +109,10 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
     memset(block->o, 0, (size_t)(block->groups * ATTN_LANES * p->dim_v) * sizeof(float));
 }
 
-/* One vector of new references and factors: m = max(m, ceil(top)), alpha = 2^(old - new); returns what to subtract:
+/* One vector of new references and factors: m = max(m, top), alpha = 2^(old - new); returns what to subtract:
  * 0 while nothing was seen, so that -inf - m stays -inf. */
 VEC_INLINE vf reference_raise(float *m, float *l, float *alpha, vf top) {
-    vf old = vf_load(m), new = vf_max(old, vf_ceil(top));
+    vf old = vf_load(m), new = vf_max(old, top);
     vf subtract = vf_select(new == vf_set(-INFINITY), vf_set(0.0f), new);
     vf factor = vf_exp2(old - subtract);
     vf_store(m, new);
@@ -129,7 +130,7 @@ typedef enum softmax_form {
 
 VEC_INLINE vf softmax_row(const softmax_form form, const float *scores, const float *keep, int64_t at, vf scale,
                           vf subtract, vf *sum) {
-    vf s = vf_load(scores + at), p = vf_exp2(vf_fma(s, scale, -subtract));
+    vf s = vf_load(scores + at), p = vf_exp2(s * scale - subtract);
     if (form & SOFTMAX_MASKED) {
         p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
     }

@@ -2,7 +2,7 @@
  * From a raw product <q, k> to a score: the one place where scale, soft cap, bias, ALiBi, boolean mask and band meet,
  * for forward and backward. A block of scores is transposed, [group][key][lane]; lanes are query rows.
  *
- * Where nothing but the scale applies (`plain`), scores stay raw and the exponent's fma applies the scale; otherwise
+ * Where nothing but the scale applies (`plain`), scores stay raw and the exponential applies the scale; otherwise
  * score_general turns them into log2 units, hidden ones into -inf. */
 #ifndef ATTN_CPU_SCORE_H
 #define ATTN_CPU_SCORE_H
@@ -34,7 +34,7 @@ typedef struct score_rule {
 VEC_INLINE score_rule score_rule_make(const attn_problem *problem, const attn_args *args) {
     score_rule rule = {problem, args, fabsf(problem->scale), problem->scale < 0, true, false, 1.0f};
     rule.has_extra = problem->bias.dtype != ATTN_NONE || problem->mask.dtype != ATTN_NONE;
-    /* a scale of 0 would turn a hidden -inf into NaN in the exponent's fma */
+    /* a scale of 0 would turn a hidden -inf into NaN as it is scaled */
     rule.plain = !rule.has_extra && problem->softcap == 0 && problem->alibi.dtype == ATTN_NONE && problem->scale != 0;
     if (rule.plain) {
         rule.unit = (float)(fabs((double)problem->scale) * ATTN_LOG2E);
@@ -234,8 +234,8 @@ static inline void score_sink_start(const score_rule *rule, const attn__lanes *l
         float sink = ((const float *)rule->args->sink)[lanes->head[lane] * rule->problem->sink.stride[1]];
         sink *= (float)ATTN_LOG2E;
         if (sink != -INFINITY) {
-            *m = ceilf(sink);
-            *l = exp2f(sink - *m);
+            *m = sink;
+            *l = 1.0f;
         }
     }
 }
