@@ -44,6 +44,12 @@ typedef struct attn__query_rows {
 
 void attn__lanes_fill(attn__lanes *lanes, const attn__query_rows *rows, int64_t first);
 
+/* Tasks (or blocks) of segments are numbered one segment after another: the segment of `task`, from the numbers
+ * before each, prefix[segments + 1]. */
+int64_t attn__prefix_find(const int64_t *prefix, int64_t segments, int64_t task);
+/* Keys that are here, over all segments of the sequence. */
+int64_t attn__sequence_keys(const attn__side *kv, int64_t sequence);
+
 /* Offset in elements of (sequence, head, row) in a tensor addressed by row. */
 static inline int64_t attn__row_offset(const attn_layout *layout, int64_t sequence, int64_t head, int64_t row) {
     return sequence * layout->stride[0] + head * layout->stride[1] + row * layout->stride[2];
@@ -78,6 +84,41 @@ static inline int64_t attn__task_state_floats(const attn_plan *plan) {
     return plan->choice.few_rows ? attn__few_state_floats(&plan->problem) : blocks * attn__state_floats(&plan->problem);
 }
 
+/* --- Backward: a chunk of the keys of one (sequence, kv head), against all its query rows --- */
+
+typedef struct attn__backward_task {
+    const attn__run *run;
+    int64_t sequence, head_kv;
+    int64_t key_begin, key_end; /* counted along the sequence's key segments */
+    const int64_t *prefix;      /* [query segments + 1]: row blocks before each segment */
+    float *partials;            /* dq of each row block [ATTN__BLOCK * dim_qk]; NULL: dq is complete here */
+} attn__backward_task;
+
+/* Keys of one chunk of a sequence with `keys` keys: whole blocks. */
+static inline int64_t attn__chunk_keys(const attn__choice *choice, int64_t keys) {
+    int64_t blocks = (keys + choice->block_kv - 1) / choice->block_kv;
+    return (blocks + choice->splits - 1) / choice->splits * choice->block_kv;
+}
+/* Sets the task's keys to those of chunk number `chunk`. */
+void attn__backward_chunk(attn__backward_task *task, int64_t chunk);
+
+/* Query rows come in lists: the rows of choice.group query heads of one segment. */
+static inline int64_t attn__kv_head_lists(const attn_plan *plan) {
+    return plan->problem.heads_q / plan->problem.heads_kv / plan->choice.group;
+}
+static inline int64_t attn__block_count(int64_t rows) {
+    return (rows + ATTN__BLOCK - 1) / ATTN__BLOCK;
+}
+attn__query_rows attn__query_list(const attn__run *run, int64_t segment, int64_t list);
+
+/* A part of dbias: element (batch, head) of its own extents, positions [row_begin, row_end) x [key_begin, key_end),
+ * summed over all (sequence, head, row, key) that share it. */
+typedef struct attn__dbias_task {
+    const attn__run *run;
+    int64_t batch, head;
+    int64_t row_begin, row_end, key_begin, key_end;
+} attn__dbias_task;
+
 typedef struct attn__kernels {
     int lanes; /* of one register tile */
     struct attn__forward_body {
@@ -87,6 +128,16 @@ typedef struct attn__kernels {
         /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order; writes o and lse. */
         void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
     } forward, few; /* few: choice.few_rows */
+    struct attn__backward_body {
+        size_t (*scratch)(const attn_plan *plan);
+        void (*run)(const attn__backward_task *task, void *scratch);
+        /* dq of row block `block`, with which `query` begins, from the parts of all chunks. */
+        void (*finish)(attn__backward_task task, const attn__query_rows *query, int64_t block, int64_t partial_stride,
+                       void *scratch);
+        void (*dbias)(const attn__dbias_task *task, void *scratch);
+        /* Gradient of one head's sink, over all rows in order. */
+        double (*dsink)(const attn__run *run, int64_t head, void *scratch);
+    } backward;
 } attn__kernels;
 
 extern const attn__kernels attn__kernels_generic, attn__kernels_avx2, attn__kernels_avx512, attn__kernels_avx512bf16,

@@ -30,24 +30,11 @@ static int64_t head_groups(const attn_plan *plan) {
     return plan->problem.heads_q / plan->choice.group;
 }
 
-static int64_t task_segment(const int64_t *prefix, int64_t segments, int64_t task) {
-    int64_t low = 0, high = segments; /* prefix[low] <= task < prefix[high] */
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (prefix[middle] <= task) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    return low;
-}
-
 /* Task `number` (of one part, so that part p of it is apart), all keys. */
 static attn__forward_task make_task(const forward_run *f, int64_t number) {
     const attn_plan *plan = f->run.plan;
     const attn_problem *p = f->run.problem;
-    int64_t n = task_segment(f->prefix, attn__side_count(&f->run.q), number);
+    int64_t n = attn__prefix_find(f->prefix, attn__side_count(&f->run.q), number);
     int64_t within = number - f->prefix[n];
     attn_segment segment = attn__side_segment(&f->run.q, n);
     int64_t blocks = segment_blocks(plan, segment.rows);
@@ -67,22 +54,13 @@ static attn__forward_task make_task(const forward_run *f, int64_t number) {
     return task;
 }
 
-static int64_t sequence_keys(const attn__side *kv, int64_t sequence) {
-    int64_t first, last, keys = 0;
-    attn__side_range(kv, sequence, &first, &last);
-    for (int64_t n = first; n < last; n++) {
-        keys += attn__side_segment(kv, n).rows;
-    }
-    return keys;
-}
-
 static void run_task(void *arg, int64_t number, int thread) {
     const forward_run *f = arg;
     const attn__choice *choice = &f->run.plan->choice;
     attn__forward_task task = make_task(f, number / choice->splits);
     if (choice->splits > 1) {
         int64_t part = number % choice->splits;
-        int64_t keys = sequence_keys(&f->run.kv, task.rows.segment.sequence);
+        int64_t keys = attn__sequence_keys(&f->run.kv, task.rows.segment.sequence);
         int64_t length = round_up_div(round_up_div(keys, choice->splits), choice->block_kv) * choice->block_kv;
         task.key_begin = part * length;
         task.key_end = task.key_begin + length < keys ? task.key_begin + length : keys;

@@ -5,7 +5,7 @@
 
 #define ATTN__CPU_ROW(name, isa)                                                                                       \
     const attn__impl attn__impl_##name = {                                                                             \
-        #name, "cpu", isa, 1, attn__cpu_prepare, attn__cpu_forward, NULL, NULL, &attn__kernels_##name}
+        #name, "cpu", isa, 1, attn__cpu_prepare, attn__cpu_forward, attn__cpu_backward, NULL, &attn__kernels_##name}
 
 ATTN__CPU_ROW(generic, 0);
 #ifdef ATTN_HAVE_AVX2

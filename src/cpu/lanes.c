@@ -20,3 +20,25 @@ void attn__lanes_fill(attn__lanes *lanes, const attn__query_rows *rows, int64_t 
         lanes->high = lanes->shifted[lane] > lanes->high ? lanes->shifted[lane] : lanes->high;
     }
 }
+
+int64_t attn__prefix_find(const int64_t *prefix, int64_t segments, int64_t task) {
+    int64_t low = 0, high = segments; /* prefix[low] <= task < prefix[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (prefix[middle] <= task) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+int64_t attn__sequence_keys(const attn__side *kv, int64_t sequence) {
+    int64_t first, last, keys = 0;
+    attn__side_range(kv, sequence, &first, &last);
+    for (int64_t n = first; n < last; n++) {
+        keys += attn__side_segment(kv, n).rows;
+    }
+    return keys;
+}

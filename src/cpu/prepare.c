@@ -14,6 +14,11 @@
 #define BLOCK_KV 96
 /* Few rows: the block's values are fetched while its keys are read; both must fit in L1 and L2. */
 #define BLOCK_KV_FEW 64
+/* Backward: chunks of a head's keys. A chunk writes and reads its part of dq, 8 bytes a dim, against 10 FLOP a dim and
+ * key: 256 keys cost about 5 %. */
+#define WANTED_CHUNKS 32
+#define MOST_CHUNKS   16
+#define KEYS_A_CHUNK  256
 
 static int64_t round_up_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -29,7 +34,7 @@ static int64_t segment_bound(const attn_problem *p) {
 static int64_t task_bound(const attn_problem *p, int64_t group, int64_t block_q) {
     int64_t segments = segment_bound(p), groups = p->heads_q / group;
     int64_t blocks = segments * round_up_div(group * p->tokens_q, block_q);
-    if (p->rows_q != ATTN_DENSE) {
+    if (p->rows_q == ATTN_PACKED) {
         blocks = smaller(blocks, round_up_div(group * p->total_q, block_q) + segments);
     }
     return groups * blocks;
@@ -69,22 +74,49 @@ static void choose_forward(attn_plan *plan) {
     }
 }
 
+/* Chunks of keys: as many tasks as cores are likely, but each chunk costs a part of dq. */
+static void choose_backward(attn_plan *plan) {
+    const attn_problem *p = &plan->problem;
+    attn__choice *c = &plan->choice;
+    int64_t keys = p->tokens_kv > 0 ? p->tokens_kv : 1, tasks = p->batch * p->heads_kv;
+    c->group = p->tokens_q < ATTN__BLOCK && p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    c->block_kv = plan->hints.block_kv > 0 ? smaller(plan->hints.block_kv, keys) : BLOCK_KV;
+    c->block_q = plan->hints.block_q > 0 ? smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS) : ATTN__BLOCK;
+    c->splits = 1;
+    if (plan->hints.splits > 0) {
+        c->splits = smaller(plan->hints.splits, keys);
+    } else if (tasks > 0 && tasks < WANTED_CHUNKS) {
+        c->splits = smaller(smaller(round_up_div(WANTED_CHUNKS, tasks), MOST_CHUNKS), round_up_div(keys, KEYS_A_CHUNK));
+    }
+}
+
+/* Overflow-safe: products of sizes that a caller may choose freely. */
+static size_t bytes_of(size_t a, size_t b) {
+    size_t product;
+    return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+}
+
 attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error) {
     const attn_problem *p = &plan->problem;
     attn__choice *c = &plan->choice;
     const attn__kernels *kernels = plan->impl->kernels;
     size_t total = 0;
-    if (p->pass != ATTN_FORWARD) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "pass", "is backward, which this implementation does not run");
-    }
     c->threads = plan->machine.threads;
-    choose_forward(plan);
-    c->scratch_each = ((c->few_rows ? &kernels->few : &kernels->forward)->scratch(plan) + 4095) & ~(size_t)4095;
+    if (p->pass == ATTN_FORWARD) {
+        choose_forward(plan);
+        c->scratch_each = (c->few_rows ? &kernels->few : &kernels->forward)->scratch(plan);
+    } else {
+        choose_backward(plan);
+        c->scratch_each = kernels->backward.scratch(plan);
+    }
+    c->scratch_each = (c->scratch_each + 4095) & ~(size_t)4095;
     c->prefix = attn__span_take(&total, (size_t)(segment_bound(p) + 1) * sizeof(int64_t));
     if (c->splits > 1) {
-        size_t states = (size_t)(task_bound(p, c->group, c->block_q) * c->splits);
-        size_t each = (size_t)attn__task_state_floats(plan) * sizeof(float);
-        c->partials = attn__span_take(&total, states * each);
+        bool forward = p->pass == ATTN_FORWARD;
+        int64_t tasks = task_bound(p, c->group, forward ? c->block_q : ATTN__BLOCK);
+        int64_t floats = forward ? attn__task_state_floats(plan) : ATTN__BLOCK * p->dim_qk;
+        size_t parts = bytes_of((size_t)tasks, (size_t)c->splits);
+        c->partials = attn__span_take(&total, bytes_of(parts, (size_t)floats * sizeof(float)));
     }
     c->scratch = attn__span_take(&total, (size_t)c->threads * c->scratch_each);
     if (total == SIZE_MAX) {

@@ -3,13 +3,20 @@
 #ifndef ATTN_CPU_KERNELS_H
 #define ATTN_CPU_KERNELS_H
 
+#include "backward.h"
 #include "few.h"
 #include "forward.h"
+#include "gradient_sums.h"
+
+static size_t gradient_scratch_bytes(const attn_plan *plan) {
+    size_t rows = backward_scratch_bytes(plan), sums = sums_scratch_bytes(plan);
+    return rows > sums ? rows : sums;
+}
 
 #define ATTN__KERNELS                                                                                                  \
     {                                                                                                                  \
-        ATTN_LANES, {forward_scratch_bytes, forward, finish}, {                                                        \
-            few_scratch_bytes, few_forward, few_finish                                                                 \
+        ATTN_LANES, {forward_scratch_bytes, forward, finish}, {few_scratch_bytes, few_forward, few_finish}, {          \
+            gradient_scratch_bytes, backward, backward_finish, dbias, dsink                                            \
         }                                                                                                              \
     }
 

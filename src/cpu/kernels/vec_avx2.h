@@ -19,6 +19,9 @@ VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
 VEC_INLINE vf vf_max(vf a, vf b) {
     return (vf)_mm256_max_ps(a, b);
 }
+VEC_INLINE vf vf_min(vf a, vf b) {
+    return (vf)_mm256_min_ps(a, b);
+}
 VEC_INLINE vf vf_round(vf x) {
     return (vf)_mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

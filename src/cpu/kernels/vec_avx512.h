@@ -21,6 +21,9 @@ VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
 VEC_INLINE vf vf_max(vf a, vf b) {
     return (vf)_mm512_max_ps(a, b);
 }
+VEC_INLINE vf vf_min(vf a, vf b) {
+    return (vf)_mm512_min_ps(a, b);
+}
 VEC_INLINE vf vf_round(vf x) {
     return (vf)_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }

@@ -17,6 +17,9 @@ VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
 VEC_INLINE vf vf_max(vf a, vf b) {
     return vf_select(a > b, a, b);
 }
+VEC_INLINE vf vf_min(vf a, vf b) {
+    return vf_select(a < b, a, b);
+}
 /* Adding 1.5 * 2^23 leaves no fraction bits; larger numbers are whole already. */
 VEC_INLINE vf vf_round(vf x) {
     vf magic = vf_set(12582912.0f);

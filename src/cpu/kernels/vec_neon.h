@@ -18,6 +18,9 @@ VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
 VEC_INLINE vf vf_max(vf a, vf b) {
     return (vf)vbslq_f32(vcgtq_f32((float32x4_t)a, (float32x4_t)b), (float32x4_t)a, (float32x4_t)b);
 }
+VEC_INLINE vf vf_min(vf a, vf b) {
+    return (vf)vbslq_f32(vcltq_f32((float32x4_t)a, (float32x4_t)b), (float32x4_t)a, (float32x4_t)b);
+}
 VEC_INLINE vf vf_round(vf x) {
     return (vf)vrndnq_f32((float32x4_t)x);
 }

@@ -144,6 +144,45 @@ VEC_INLINE void rows_widen_as(const attn_dtype dtype, const void *in, int64_t ro
     }
 }
 
+/* `count` rows as column tiles of ATTN_LANES floats, tile t at out + t * tile_floats, zeros past `dim`. */
+VEC_INLINE void rows_to_tiles_as(const attn_dtype dtype, const void *const *rows, int count, int64_t dim,
+                                 int64_t dim_stride, float *out, int64_t tile_floats) {
+    const int64_t size = dtype == ATTN_F32 ? 4 : 2, padded = (dim + ATTN_LANES - 1) / ATTN_LANES * ATTN_LANES;
+    for (int n = 0; n < count; n++) {
+        int64_t d = 0;
+        if (dim_stride == 1) {
+            for (; d + ATTN_W <= dim; d += ATTN_W) {
+                float *at = out + d / ATTN_LANES * tile_floats + n * ATTN_LANES + d % ATTN_LANES;
+                vf_store(at, vf_load_as(dtype, (const char *)rows[n] + d * size));
+            }
+        }
+        for (; d < padded; d++) {
+            float *at = out + d / ATTN_LANES * tile_floats + n * ATTN_LANES + d % ATTN_LANES;
+            *at = d < dim ? (float)attn__load(dtype, rows[n], d * dim_stride) : 0.0f;
+        }
+    }
+}
+
+/* The reverse of rows_widen, times `factor`; `add`: to what is there. */
+VEC_INLINE void rows_narrow_as(const attn_dtype dtype, const float *in, int64_t in_stride, int64_t count, int64_t dim,
+                               float factor, bool add, void *out, int64_t row_stride, int64_t dim_stride) {
+    const int64_t size = dtype == ATTN_F32 ? 4 : 2;
+    for (int64_t n = 0; n < count; n++) {
+        char *row = (char *)out + n * row_stride * size;
+        int64_t d = 0;
+        if (dim_stride == 1) {
+            for (; d + ATTN_W <= dim; d += ATTN_W) {
+                vf x = vf_loadu(in + n * in_stride + d) * vf_set(factor);
+                vf_store_as(dtype, row + d * size, add ? x + vf_load_as(dtype, row + d * size) : x);
+            }
+        }
+        for (; d < dim; d++) {
+            float x = in[n * in_stride + d] * factor;
+            attn__store(dtype, row, d * dim_stride, add ? x + (float)attn__load(dtype, row, d * dim_stride) : x);
+        }
+    }
+}
+
 static __attribute__((noinline, unused)) void rows_to_lanes(attn_dtype dtype, const void *const rows[ATTN_W],
                                                             int64_t dim, int64_t dim_stride, float *out,
                                                             int64_t out_step) {
@@ -162,6 +201,20 @@ static __attribute__((noinline, unused)) void rows_widen(attn_dtype dtype, const
                                                          int64_t dim_stride, int64_t count, int64_t dim, float *out,
                                                          int64_t out_stride) {
 #define ATTN__CALL(type) rows_widen_as(type, in, row_stride, dim_stride, count, dim, out, out_stride)
+    ATTN__BY_DTYPE(dtype, ATTN__CALL);
+#undef ATTN__CALL
+}
+static __attribute__((noinline, unused)) void rows_to_tiles(attn_dtype dtype, const void *const *rows, int count,
+                                                            int64_t dim, int64_t dim_stride, float *out,
+                                                            int64_t tile_floats) {
+#define ATTN__CALL(type) rows_to_tiles_as(type, rows, count, dim, dim_stride, out, tile_floats)
+    ATTN__BY_DTYPE(dtype, ATTN__CALL);
+#undef ATTN__CALL
+}
+static __attribute__((noinline, unused)) void rows_narrow(attn_dtype dtype, const float *in, int64_t in_stride,
+                                                          int64_t count, int64_t dim, float factor, bool add, void *out,
+                                                          int64_t row_stride, int64_t dim_stride) {
+#define ATTN__CALL(type) rows_narrow_as(type, in, in_stride, count, dim, factor, add, out, row_stride, dim_stride)
     ATTN__BY_DTYPE(dtype, ATTN__CALL);
 #undef ATTN__CALL
 }

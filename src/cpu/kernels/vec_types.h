@@ -2,7 +2,7 @@
  * Vector types of ATTN_W lanes of 32 bits, as the compiler's own vector extension: + - * / and comparisons work on
  * them for every instruction set. A comparison gives lanes of 0 and -1. What the extension lacks (fma, max, rounding,
  * conversions) each vec_<isa>.h adds under the same names:
- *   vf_fma(a, b, c) = a * b + c        vf_max(a, b): b where either is NaN
+ *   vf_fma(a, b, c) = a * b + c        vf_max, vf_min(a, b): b where either is NaN
  *   vf_round, vf_ceil                  vi_of(x): nearest integer, lanes within int32
  *   vf_of(i)                           vf_widen_f16(p), vf_narrow_f16(p, x): ATTN_W halves at p
  *   vf_sums(a): lane i is the sum of the lanes of a[i], i < ATTN_W

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Backward of dq, dk and dv: one task is a chunk of the keys of one (sequence, kv head) against all its query rows.
+ *
+ * For each few blocks of 64 rows and each key block:
+ *   P^T, dS^T (gradient_pairs.h),   dV += P^T dO,   dK += dS^T Q,   dQ^T += K^T dS^T
+ * dK and dV of the whole chunk stay in the thread's scratch as column tiles [tile][key][ATTN_LANES], so the sum over
+ * the query heads of a kv head costs nothing; they are complete, and stored, when the task ends. dQ is complete when
+ * the chunk is the whole sequence; else each chunk leaves its part and backward_finish adds them in order. The scale is
+ * applied once, at the end.
+ *
+ * Where a block has hidden pairs and K, Q or dO hold NaN or inf, the product that reads them goes pair by pair. */
+#ifndef ATTN_CPU_BACKWARD_H
+#define ATTN_CPU_BACKWARD_H
+
+#include "gradient_pairs.h"
+
+typedef struct backward_scratch {
+    gradient_rows *blocks; /* [ATTN__MAX_BLOCKS at most] */
+    gradient_pairs pairs;
+    key_room room;
+    float *ones;    /* [ATTN_LANES] */
+    float *dk, *dv; /* [tile][chunk][ATTN_LANES] */
+    int64_t chunk;
+    float *turn; /* [dim_qk][ATTN_W]: dq as it was */
+    size_t bytes;
+} backward_scratch;
+
+static inline int64_t row_blocks(const attn_plan *plan) {
+    return (plan->choice.block_q + ATTN__BLOCK - 1) / ATTN__BLOCK;
+}
+
+static backward_scratch backward_carve(const attn_plan *plan, void *base) {
+    const attn_problem *p = &plan->problem;
+    backward_scratch s = {.chunk = attn__chunk_keys(&plan->choice, p->tokens_kv)};
+    s.blocks = scratch_take(base, &s.bytes, (size_t)row_blocks(plan) * sizeof(gradient_rows));
+    for (int64_t n = 0; n < row_blocks(plan); n++) {
+        gradient_rows block = gradient_rows_take(base, &s.bytes, p, true);
+        if (base) {
+            s.blocks[n] = block;
+        }
+    }
+    s.pairs = gradient_pairs_take(base, &s.bytes, p, plan->choice.block_kv);
+    s.room = key_room_take(base, &s.bytes, p, plan->choice.block_kv);
+    s.ones = scratch_take(base, &s.bytes, ATTN_LANES * sizeof(float));
+    s.turn = scratch_take(base, &s.bytes, (size_t)p->dim_qk * ATTN_W * sizeof(float));
+    s.dk = scratch_take(base, &s.bytes, (size_t)(tile_count(p->dim_qk) * s.chunk) * ATTN_LANES * sizeof(float));
+    s.dv = scratch_take(base, &s.bytes, (size_t)(tile_count(p->dim_v) * s.chunk) * ATTN_LANES * sizeof(float));
+    return s;
+}
+
+static size_t backward_scratch_bytes(const attn_plan *plan) {
+    return backward_carve(plan, NULL).bytes;
+}
+
+static void sum_add(int64_t rows, attn__operands o, float *c, const float *ones, bool careful, seen_pairs seen) {
+    if (careful) {
+        panel_add_careful(rows, o, c, ATTN_LANES, ones, seen);
+    } else {
+        panel_add(rows, o, c, ATTN_LANES, ones);
+    }
+}
+
+/* One row block against keys j ... j + count - 1; `at` is the first one's place in the chunk. */
+static void backward_step(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
+                          gradient_rows *block, key_block keys, int64_t j, int64_t at, int count, bool edge) {
+    const attn_problem *p = rule->problem;
+    const attn_args *args = rule->args;
+    const gradient_pairs *pairs = &s->pairs;
+    const bool masked = edge || rule->has_extra;
+    const bool careful_k = masked && args->dq && !rows_finite(keys.k, keys.k_row, count, p->dim_qk);
+    const bool careful_q = masked && !block->q_finite, careful_dout = masked && !block->dout_finite;
+    const seen_pairs by_lane = {pairs->seen, 0, PAIR_ROW, 1}, by_row = {pairs->seen, PAIR_ROW, 1, 0};
+    const int rows = block->rows.lanes.count;
+    gradient_pairs_fill(pairs, block, task->run, rule, keys, j, count, edge, true,
+                        careful_k || careful_q || careful_dout);
+    for (int64_t tile = 0; args->dv && tile < tile_count(p->dim_v); tile++) {
+        attn__operands o = {pairs->p,   PAIR_ROW, 1, block->dout_tiles + tile * ATTN__BLOCK * ATTN_LANES,
+                            ATTN_LANES, rows};
+        sum_add(count, o, s->dv + (tile * s->chunk + at) * ATTN_LANES, s->ones, careful_dout, by_row);
+    }
+    for (int64_t tile = 0; args->dk && tile < tile_count(p->dim_qk); tile++) {
+        attn__operands o = {pairs->ds, PAIR_ROW, 1, block->q_tiles + tile * ATTN__BLOCK * ATTN_LANES, ATTN_LANES, rows};
+        sum_add(count, o, s->dk + (tile * s->chunk + at) * ATTN_LANES, s->ones, careful_q, by_row);
+    }
+    for (int group = 0; args->dq && group < block->groups; group++) {
+        const int64_t lane = (int64_t)group * ATTN_LANES;
+        attn__operands o = {keys.k, 1, keys.k_row, pairs->ds + lane, PAIR_ROW, count};
+        seen_pairs seen = by_lane;
+        seen.at += lane;
+        sum_add(p->dim_qk, o, block->dq + lane * p->dim_qk, s->ones, careful_k, seen);
+    }
+}
+
+/* A run of keys that lie in one segment, cut from the chunk. */
+typedef struct key_piece {
+    attn_segment segment;
+    int64_t row, count; /* of the segment */
+    int64_t at;         /* place of the first in the chunk */
+} key_piece;
+
+/* Steps through the pieces of the chunk: *n and *before start at the range's begin and 0. */
+static bool next_piece(const attn__backward_task *task, int64_t last, int64_t *n, int64_t *before, key_piece *piece) {
+    while (*n < last) {
+        attn_segment segment = attn__side_segment(&task->run->kv, *n);
+        int64_t begin = task->key_begin > *before ? task->key_begin - *before : 0;
+        int64_t end = task->key_end - *before < segment.rows ? task->key_end - *before : segment.rows;
+        *piece = (key_piece){segment, begin, end - begin, *before + begin - task->key_begin};
+        *before += segment.rows;
+        ++*n;
+        if (begin < end) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Does the band let these rows see anything of the chunk? */
+static bool chunk_seen(const attn__backward_task *task, const attn__lanes *lanes) {
+    int64_t n, last, before = 0;
+    key_piece piece;
+    attn__side_range(&task->run->kv, task->sequence, &n, &last);
+    while (next_piece(task, last, &n, &before, &piece)) {
+        int64_t begin = piece.segment.position + piece.row, end = begin + piece.count;
+        if (score_band_span(&task->run->problem->band, lanes, &begin, &end) != SPAN_HIDDEN) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* All row blocks against `count` keys of a piece, from its key `from` on. */
+static void backward_key_block(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
+                               gradient_rows *const *blocks, int n_blocks, const key_piece *piece, int64_t from,
+                               int64_t count) {
+    const int64_t row = piece->row + from, base = piece->segment.position + row;
+    bool loaded = false;
+    key_block keys = {0};
+    for (int b = 0; b < n_blocks; b++) {
+        gradient_rows *block = blocks[b];
+        int64_t begin = base, end = base + count;
+        score_span span = score_band_span(&rule->problem->band, &block->rows.lanes, &begin, &end);
+        if (span == SPAN_HIDDEN || (rule->has_extra && !score_extra(rule, &block->rows, block->groups, begin,
+                                                                    (int)(end - begin), s->pairs.extra))) {
+            continue;
+        }
+        if (!loaded) {
+            keys = key_block_load(rule->problem, rule->args, &s->room, task->sequence, task->head_kv,
+                                  piece->segment.first + row, count);
+            loaded = true;
+        }
+        key_block cut = keys;
+        cut.k += (begin - base) * keys.k_row;
+        cut.v += (begin - base) * keys.v_row;
+        backward_step(task, rule, s, block, cut, begin, piece->at + from + begin - base, (int)(end - begin),
+                      span == SPAN_EDGE || block->closed);
+    }
+}
+
+/* dq of one block from dQ^T, times scale. */
+static void store_dq(const attn__run *run, const attn__lanes *lanes, float *dq, float *turn) {
+    const attn_problem *p = run->problem;
+    const attn_layout *layout = &p->dq;
+    const int64_t size = (int64_t)attn_dtype_size(layout->dtype);
+    for (int first = 0; first < lanes->count; first += ATTN_W) {
+        float *from = dq + (int64_t)(first / ATTN_LANES) * ATTN_LANES * p->dim_qk + first % ATTN_LANES;
+        void *rows[ATTN_W];
+        for (int i = 0; i < ATTN_W; i++) {
+            rows[i] = (char *)run->args->dq + attn__lane_offset(layout, lanes, first + i) * size;
+        }
+        for (int64_t d = 0; d < p->dim_qk; d++) {
+            vf_store(from + d * ATTN_LANES, vf_load(from + d * ATTN_LANES) * vf_set(p->scale));
+        }
+        if (p->flags & ATTN_ACCUMULATE) {
+            rows_to_lanes(layout->dtype, (const void *const *)rows, p->dim_qk, layout->stride[3], turn, ATTN_W);
+            for (int64_t d = 0; d < p->dim_qk; d++) {
+                vf_store(from + d * ATTN_LANES, vf_load(from + d * ATTN_LANES) + vf_load(turn + d * ATTN_W));
+            }
+        }
+        lanes_to_rows(layout->dtype, from, ATTN_LANES, p->dim_qk, layout->stride[3], rows,
+                      lanes->count - first < ATTN_W ? lanes->count - first : ATTN_W);
+    }
+}
+
+/* Rows of dk or dv of the chunk from their column tiles. */
+static void store_keys(const attn__backward_task *task, const attn_layout *layout, void *base, int64_t dim,
+                       const float *tiles, int64_t chunk, float factor) {
+    const int64_t size = (int64_t)attn_dtype_size(layout->dtype);
+    const bool add = task->run->problem->flags & ATTN_ACCUMULATE;
+    int64_t n, last, before = 0;
+    key_piece piece;
+    attn__side_range(&task->run->kv, task->sequence, &n, &last);
+    while (base && next_piece(task, last, &n, &before, &piece)) {
+        char *out = (char *)base +
+                    attn__row_offset(layout, task->sequence, task->head_kv, piece.segment.first + piece.row) * size;
+        for (int64_t tile = 0; tile < tile_count(dim); tile++) {
+            int64_t d = tile * ATTN_LANES, width = dim - d < ATTN_LANES ? dim - d : ATTN_LANES;
+            rows_narrow(layout->dtype, tiles + (tile * chunk + piece.at) * ATTN_LANES, ATTN_LANES, piece.count, width,
+                        factor, add, out + d * layout->stride[3] * size, layout->stride[2], layout->stride[3]);
+        }
+    }
+}
+
+/* The row blocks of `query` (at most row_blocks) against the chunk. Parts of dq go to `partial`, where there is one,
+ * only for blocks of which chunk_seen holds. */
+static void backward_rows(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
+                          attn__query_rows query, float *partial) {
+    const attn__run *run = task->run;
+    const attn_problem *p = run->problem;
+    const size_t dq_floats = (size_t)(ATTN__BLOCK * p->dim_qk);
+    gradient_rows *blocks[ATTN__MAX_BLOCKS];
+    bool seen[ATTN__MAX_BLOCKS];
+    int64_t n, last, before = 0;
+    int n_all = 0, n_blocks = 0;
+    key_piece piece;
+    for (int64_t row = query.row_begin; row < query.row_end; row += ATTN__BLOCK, n_all++) {
+        gradient_rows *block = &s->blocks[n_all];
+        memset(block->dq, 0, dq_floats * sizeof(float));
+        gradient_rows_place(block, rule, &query, row);
+        seen[n_all] = chunk_seen(task, &block->rows.lanes);
+        if (seen[n_all] && gradient_rows_load(block, run, rule)) {
+            blocks[n_blocks++] = block;
+        }
+    }
+    attn__side_range(&run->kv, task->sequence, &n, &last);
+    while (n_blocks > 0 && next_piece(task, last, &n, &before, &piece)) {
+        for (int64_t from = 0; from < piece.count; from += run->plan->choice.block_kv) {
+            int64_t left = piece.count - from;
+            backward_key_block(task, rule, s, blocks, n_blocks, &piece, from,
+                               left < run->plan->choice.block_kv ? left : run->plan->choice.block_kv);
+        }
+    }
+    for (int b = 0; run->args->dq && b < n_all; b++) {
+        if (!partial) {
+            store_dq(run, &s->blocks[b].rows.lanes, s->blocks[b].dq, s->turn);
+        } else if (seen[b]) {
+            memcpy(partial + (size_t)b * dq_floats, s->blocks[b].dq, dq_floats * sizeof(float));
+        }
+    }
+}
+
+static void backward(const attn__backward_task *task, void *scratch) {
+    const attn__run *run = task->run;
+    const attn_problem *p = run->problem;
+    const score_rule rule = score_rule_make(p, run->args);
+    const backward_scratch s = backward_carve(run->plan, scratch);
+    const int64_t step = row_blocks(run->plan) * ATTN__BLOCK, lists = attn__kv_head_lists(run->plan);
+    int64_t n, last;
+    for (int lane = 0; lane < ATTN_LANES; lane++) {
+        s.ones[lane] = 1.0f;
+    }
+    memset(s.dk, 0, (size_t)(tile_count(p->dim_qk) * s.chunk) * ATTN_LANES * sizeof(float));
+    memset(s.dv, 0, (size_t)(tile_count(p->dim_v) * s.chunk) * ATTN_LANES * sizeof(float));
+    attn__side_range(&run->q, task->sequence, &n, &last);
+    for (; n < last; n++) {
+        for (int64_t list = task->head_kv * lists; list < (task->head_kv + 1) * lists; list++) {
+            attn__query_rows query = attn__query_list(run, n, list);
+            int64_t end = query.row_end, first = task->prefix[n] + list * attn__block_count(end);
+            for (int64_t row = 0; row < end; row += step) {
+                query.row_begin = row;
+                query.row_end = row + step < end ? row + step : end;
+                backward_rows(task, &rule, &s, query,
+                              task->partials ? task->partials + (first + row / ATTN__BLOCK) * ATTN__BLOCK * p->dim_qk
+                                             : NULL);
+            }
+        }
+    }
+    store_keys(task, &p->dk, run->args->dk, p->dim_qk, s.dk, s.chunk, p->scale);
+    store_keys(task, &p->dv, run->args->dv, p->dim_v, s.dv, s.chunk, 1.0f);
+}
+
+/* dq of the block of rows that `query` begins with, from the parts of all chunks in their order. */
+static void backward_finish(attn__backward_task task, const attn__query_rows *query, int64_t block,
+                            int64_t partial_stride, void *scratch) {
+    const attn__run *run = task.run;
+    const int64_t floats = ATTN__BLOCK * run->problem->dim_qk;
+    const backward_scratch s = backward_carve(run->plan, scratch);
+    float *sum = s.blocks[0].dq;
+    attn__lanes lanes;
+    attn__lanes_fill(&lanes, query, query->row_begin);
+    memset(sum, 0, (size_t)floats * sizeof(float));
+    for (int64_t chunk = 0; chunk < run->plan->choice.splits; chunk++) {
+        const float *part = task.partials + chunk * partial_stride + block * floats;
+        attn__backward_chunk(&task, chunk);
+        const bool seen = chunk_seen(&task, &lanes);
+        for (int64_t at = 0; seen && at < floats; at += ATTN_W) {
+            vf_store(sum + at, vf_load(sum + at) + vf_load(part + at));
+        }
+    }
+    store_dq(run, &lanes, sum, s.turn);
+}
+
+#endif
