@@ -174,8 +174,17 @@ static void describe(run *r, attn_pass pass) {
     }
     for (int id = 0; id < T_COUNT; id++) {
         attn_layout *layout = tensor_layout(&r->problem, id);
-        if (id == T_DELTA || id == T_DSINK || !r->tensor[id].memory) {
+        if (id == T_DELTA || id == T_DSINK) {
             continue; /* laid out as dlse and sink are */
+        }
+        if (!r->tensor[id].memory) {
+            if (r->trial->skip >> id & 1 && trial_has(r->trial, id)) {
+                const form plain = {.order = ORDER_BSHD}; /* not asked for: any sound layout */
+                int64_t n[4], origin;
+                trial_extents(r->trial, id, n);
+                form_layout(&plain, dtype_of(r, id), n, layout, &origin);
+            }
+            continue;
         }
         *layout = r->tensor[id].layout;
         if (r->trial->unset >> id & 1) {
