@@ -18,20 +18,25 @@ static const cli_option gpu_options[] = {
     {"--gpu", CLI_WORD, offsetof(plan_options, gpu), "NAME  plan for a GPU; not in this build", NULL, 0, 0},
 };
 
-static void describe(cli_report *report, const attn_plan *plan, const attn_plan_info *info) {
+/* The plan's own words: as they are, or as a field of the JSON object. */
+static cli_exit describe(cli_report *report, const attn_plan *plan, cli_format format, cli_error *error) {
     size_t size = attn_plan_describe(plan, NULL, 0);
     char *text = malloc(size + 1);
-    if (text) {
-        attn_plan_describe(plan, text, size + 1);
+    if (!text) {
+        return cli_fail(error, CLI_UNRUN, "out of memory for the plan's description");
+    }
+    attn_plan_describe(plan, text, size + 1);
+    if (format == CLI_TEXT) {
+        fputs(text, stdout);
+    } else {
+        const char *name, *reason;
         cli_report_head_text(report, "plan", text);
-        free(text);
+        for (int i = 0; attn_plan_refusal(plan, i, &name, &reason); i++) {
+            cli_report_remark(report, "%s: %s", name, reason);
+        }
     }
-    cli_report_head_real(report, "memory of the native path", info->memory_native, "bytes");
-    cli_report_head_real(report, "memory of this plan", info->memory_fused, "bytes");
-    const char *name, *reason;
-    for (int i = 0; attn_plan_refusal(plan, i, &name, &reason); i++) {
-        cli_report_remark(report, "passed over: %s: %s", name, reason);
-    }
+    free(text);
+    return CLI_RIGHT;
 }
 
 static void row(cli_report *report, const attn_problem *problem, const attn_plan *plan, const attn_plan_info *info) {
@@ -45,15 +50,19 @@ static void row(cli_report *report, const attn_problem *problem, const attn_plan
     cli_report_integer(report, "block_kv", info->block_kv);
     cli_report_integer(report, "splits", info->splits);
     cli_report_integer(report, "workspace", (int64_t)attn_plan_workspace(plan));
-    cli_report_real(report, "memory_native", info->memory_native, 6);
+    cli_report_integer(report, "memory_native", (int64_t)info->memory_native);
     cli_report_real(report, "gflop", info->flop / 1e9, 6);
     cli_report_real(report, "mbytes", info->bytes / 1e6, 6);
-    cli_report_real(report, "expected_ms", info->expected_seconds * 1e3, 4);
+    if (info->expected_seconds > 0) {
+        cli_report_real(report, "expected_ms", info->expected_seconds * 1e3, 4);
+    } else { /* no rate is assumed for it */
+        cli_report_missing(report, "expected_ms");
+    }
     cli_report_text(report, "bound", info->bound);
 }
 
 static cli_exit plan_one(cli_report *report, const attn_context *context, const attn_problem *problem,
-                         const char *implementation, bool alone, cli_error *error) {
+                         const char *implementation, bool alone, cli_format format, cli_error *error) {
     attn_plan *plan;
     attn_hints hints;
     attn_error cause;
@@ -70,10 +79,10 @@ static cli_exit plan_one(cli_report *report, const attn_context *context, const 
     if (attn_plan_query(plan, &info, &cause)) {
         code = cli_fail_library(error, NULL, &cause);
     } else {
-        if (alone) {
-            describe(report, plan, &info);
+        code = alone ? describe(report, plan, format, error) : CLI_RIGHT;
+        if (!alone || format != CLI_TEXT) {
+            row(report, problem, plan, &info);
         }
-        row(report, problem, plan, &info);
     }
     attn_plan_destroy(plan);
     return code;
@@ -93,8 +102,8 @@ static cli_exit plan_all(cli_report *report, const plan_options *given, const cl
         }
         for (int p = 0; p < sweep->count && !code; p++) {
             for (int n = 0; n < n_names && !code; n++) {
-                code =
-                    plan_one(report, context, &sweep->problems[p], names->count ? names->value[n] : NULL, alone, error);
+                code = plan_one(report, context, &sweep->problems[p], names->count ? names->value[n] : NULL, alone,
+                                (cli_format)given->common.format.value, error);
             }
         }
         attn_context_destroy(context);

@@ -102,13 +102,6 @@ void cli_report_head_integer(cli_report *report, const char *key, int64_t value)
     add(report, &report->head, CELL_INTEGER, key, text, 0, value);
 }
 
-void cli_report_head_real(cli_report *report, const char *key, double value, const char *unit) {
-    char text[64];
-    snprintf(text, sizeof text, "%.6g%s%s", value, unit[0] && report->format == CLI_TEXT ? " " : "",
-             report->format == CLI_TEXT ? unit : "");
-    add(report, &report->head, CELL_REAL, key, text, value, 0);
-}
-
 void cli_report_row(cli_report *report) {
     if (report->rows == 1) {
         report->columns = report->body.count;

@@ -24,7 +24,6 @@ void cli_report_destroy(cli_report *report);
 /* The head. */
 void cli_report_head_text(cli_report *report, const char *key, const char *value);
 void cli_report_head_integer(cli_report *report, const char *key, int64_t value);
-void cli_report_head_real(cli_report *report, const char *key, double value, const char *unit);
 
 /* The table: begin a row, then add its cells in the same order for every row. */
 void cli_report_row(cli_report *report);
