@@ -112,8 +112,9 @@ static extreme extreme_score(const cli_case *at, const origin *from) {
         for (int64_t d = 0; d < p->dim_qk; d++) {
             sum += cli_view_at(q, batch_q, from->head, from->token, d) * cli_view_at(k, batch_kv, head_kv, j, d);
         }
-        if (fabs(sum) > found.raw) {
-            found = (extreme){fabs(sum * p->scale), fabs(sum), j - from->first};
+        double scaled = fabs(sum * (double)p->scale);
+        if (fabs(sum) > found.raw || scaled > found.scaled) {
+            found = (extreme){scaled, fabs(sum), j - from->first};
         }
     }
     return found;
@@ -123,7 +124,7 @@ static bool blame_scores(const cli_suspect *s, const origin *from, cli_report *r
     cli_type type = s->tested->view[CLI_SLOT_Q].type;
     extreme most = extreme_score(s->tested, from);
     double limit = cli_largest(type);
-    if (most.raw <= limit) {
+    if (most.raw <= limit && most.scaled <= limit) {
         return false;
     }
     cli_report_remark(report,

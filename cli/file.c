@@ -8,12 +8,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tensor.h"
+#include "memory.h"
 
 static cli_exit read_whole(cli_file *file, int descriptor, const char *what, cli_error *error) {
     size_t room = 0;
+    double free_bytes = cli_memory_available();
+    size_t limit = free_bytes > 0 && free_bytes < 0x1p62 ? (size_t)(free_bytes / 2) : (size_t)1 << 40;
     for (;;) {
         if (file->size == room) {
+            if (room >= limit) {
+                return cli_fail(error, CLI_UNRUN, "%s: out of memory: it goes on after %zu bytes, half of what is free",
+                                what, file->size);
+            }
             room = room ? 2 * room : 1 << 16;
             unsigned char *grown = realloc(file->bytes, room);
             if (!grown) {

@@ -9,8 +9,7 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 #define LARGE     (64.0 * 1024 * 1024) /* smaller requests are not worth reading /proc for */
 
-/* Bytes that can be had without swapping; 0 if unknown. */
-static double available(void) {
+double cli_memory_available(void) {
     FILE *stream = fopen("/proc/meminfo", "r");
     char line[128];
     unsigned long long kib = 0;
@@ -38,7 +37,7 @@ static bool grow(void **array, int count, int *room, size_t each) {
 cli_exit cli_memory_take(cli_memory *memory, void **block, double bytes, const char *what, cli_error *error) {
     *block = NULL;
     double free_bytes =
-        bytes > LARGE ? available() : 0; /* what is held has been touched, so it is not counted as free */
+        bytes > LARGE ? cli_memory_available() : 0; /* what is held has been touched, so it is not counted as free */
     if (bytes > 0x1p62 || (free_bytes > 0 && bytes > free_bytes)) {
         return cli_fail(error, CLI_UNRUN, "out of memory: %s needs %.4g GiB besides %.4g GiB held, %.4g GiB are free",
                         what, bytes / 0x1p30, memory->held / 0x1p30, free_bytes / 0x1p30);

@@ -18,6 +18,9 @@ typedef struct cli_memory {
     cli_pages pages;
 } cli_memory;
 
+/* Bytes that the machine can give without swapping; 0 if unknown. */
+double cli_memory_available(void);
+
 /* Zeroed bytes. `what` names them in the message. */
 cli_exit cli_memory_take(cli_memory *memory, void **block, double bytes, const char *what, cli_error *error);
 /* Takes over an open file. */

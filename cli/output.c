@@ -61,6 +61,9 @@ static cli_exit resolve(char *target, size_t size, const char *path, const char 
         strcpy(target, real);
         return CLI_RIGHT;
     }
+    if (errno != ENOENT) {
+        return cli_fail(error, CLI_USAGE, "%s: %.200s cannot be written: %s", option, path, strerror(errno));
+    }
     const char *slash = strrchr(path, '/');
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
     if (!realpath(folder, real)) {
