@@ -4,8 +4,9 @@
  *
  * Rows are cut into tiles of 4, 2 or 1; a tile of R rows takes W / R keys at a time. Scores: one vector of partial
  * sums for each (key, row), then one transposed addition gives all W sums, key-major: the compact block [key][row].
- * Values: the p of W / R keys stay in registers while o [row][dim] in L1 takes them up. Where more than the scale
- * applies, a block passes through score.h's [key][lane] form and back. */
+ * Values: the p of W / R keys stay in registers while the block's sums [row][dim] in L1 take them up; o gets the
+ * block's sums at its end, so that a long sum is a sum of block sums. Where more than the scale applies, a block passes
+ * through score.h's [key][lane] form and back. */
 #ifndef ATTN_CPU_FEW_H
 #define ATTN_CPU_FEW_H
 
@@ -15,6 +16,7 @@ typedef struct few_tile {
     int first, rows;  /* among the task's rows */
     float *scores;    /* [key][rows] */
     float *m, *l, *o; /* [rows], [rows], [rows][o_row] */
+    float *sums;      /* [rows][o_row], of one block */
     const float *q;   /* [rows][q_row] */
 } few_tile;
 
@@ -22,6 +24,7 @@ typedef struct few_scratch {
     score_rows *rows;
     float *q;      /* [ATTN__FEW][q_row] */
     float *state;  /* attn__few_state_floats */
+    float *sums;   /* [ATTN__FEW][o_row] */
     float *scores; /* [ATTN__FEW][keys], a tile's part after another's */
     float *block;  /* [group][key][lane] */
     float *extra;  /* likewise */
@@ -52,6 +55,7 @@ static few_scratch few_carve(const attn_plan *plan, void *base) {
     s.rows = scratch_take(base, &s.bytes, sizeof(score_rows));
     s.q = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.q_row) * sizeof(float));
     s.state = scratch_take(base, &s.bytes, (size_t)attn__few_state_floats(p) * sizeof(float));
+    s.sums = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.o_row) * sizeof(float));
     s.scores = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.keys) * sizeof(float));
     s.block = scratch_take(base, &s.bytes, (size_t)s.keys * lanes * sizeof(float));
     s.extra = scratch_take(base, &s.bytes, (size_t)s.keys * lanes * sizeof(float));
@@ -166,11 +170,12 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const int R, const few_til
     }
 }
 
-/* o += p V for keys [0, count); p past count is 0 and meets the row of zeros. */
+/* sums += p V for keys [0, count); p past count is 0 and meets the row of zeros. */
 VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_tile *tile, const few_keys *keys,
                               const char *zeros, int count, int64_t dim, int64_t o_row, int64_t next_k) {
     const int64_t size = dtype == ATTN_F32 ? 4 : 2;
     const int step = ATTN_W / R;
+    float *sums = tile->sums;
     for (int n = 0; n < count; n += step) {
         const char *v[ATTN_W];
         vf p[ATTN_W];
@@ -190,7 +195,7 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_til
             vf o[4];
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
-                o[r] = vf_load(tile->o + r * o_row + d);
+                o[r] = vf_load(sums + r * o_row + d);
             }
 #pragma GCC unroll 16
             for (int i = 0; i < step; i++) {
@@ -202,14 +207,14 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_til
             }
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
-                vf_store(tile->o + r * o_row + d, o[r]);
+                vf_store(sums + r * o_row + d, o[r]);
             }
         }
         if (d < dim) {
             for (int i = 0; i < step; i++) {
                 vf x = few_tail(dtype, v[i], d, dim);
                 for (int r = 0; r < R; r++) {
-                    float *o = tile->o + r * o_row + d;
+                    float *o = sums + r * o_row + d;
                     vf_store(o, vf_fma(x, p[i * R + r], vf_load(o)));
                 }
             }
@@ -253,10 +258,11 @@ static inline few_values_fn few_values_of(attn_dtype dtype) {
     return dtype == ATTN_F32 ? few_values_f32 : dtype == ATTN_F16 ? few_values_f16 : few_values_bf16;
 }
 
-/* p in place of the compact scores; m, l and o follow. Lane i of a vector belongs to row i % rows. */
-static void few_softmax(const few_tile *tile, int count, float unit, bool masked, int64_t o_row) {
+/* p in place of the compact scores; m and l follow, alpha says what o is worth. Lane i of a vector belongs to row
+ * i % rows. */
+static void few_softmax(const few_tile *tile, int count, float unit, bool masked, float alpha[4]) {
     const int rows = tile->rows, total = (count * rows + ATTN_W - 1) / ATTN_W * ATTN_W;
-    float lane[ATTN_W] __attribute__((aligned(64))), top[4], alpha[4], reference[4] = {0};
+    float lane[ATTN_W] __attribute__((aligned(64))), top[4], reference[4] = {0};
     vf best = vf_set(-INFINITY), sum = vf_set(0.0f), scale = vf_set(unit);
     for (int at = 0; at < total; at += ATTN_W) {
         best = vf_max(best, vf_load(tile->scores + at));
@@ -292,11 +298,16 @@ static void few_softmax(const few_tile *tile, int count, float unit, bool masked
             added += lane[i];
         }
         tile->l[r] = tile->l[r] * alpha[r] + added;
-        if (alpha[r] != 1.0f) {
-            for (int64_t d = 0; d < o_row; d += ATTN_W) {
-                float *o = tile->o + r * o_row + d;
-                vf_store(o, vf_load(o) * vf_set(alpha[r]));
-            }
+    }
+}
+
+/* o = o * alpha + the block's sums, which start again from 0. */
+static void few_fold(const few_tile *tile, const float alpha[4], int64_t o_row) {
+    for (int r = 0; r < tile->rows; r++) {
+        const vf factor = vf_set(alpha[r]);
+        for (int64_t d = r * o_row; d < (r + 1) * o_row; d += ATTN_W) {
+            vf_store(tile->o + d, vf_fma(vf_load(tile->o + d), factor, vf_load(tile->sums + d)));
+            vf_store(tile->sums + d, vf_set(0.0f));
         }
     }
 }
@@ -355,7 +366,7 @@ static void few_values_careful(const few_tile *tile, const few_keys *keys, int c
         for (int r = 0; r < tile->rows; r++) {
             float p = tile->scores[n * tile->rows + r];
             for (int64_t d = 0; d < dim && p != 0.0f; d++) {
-                tile->o[r * o_row + d] += p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
+                tile->sums[r * o_row + d] += p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
             }
         }
     }
@@ -376,9 +387,11 @@ static void few_block(const attn__forward_task *task, const score_rule *rule, co
         few_apply(s, rule, tiles, n_tiles, edge, j, count);
     }
     for (int t = 0; t < n_tiles; t++) {
-        few_softmax(&tiles[t], count, rule->unit, masked, s->o_row);
+        float alpha[4];
+        few_softmax(&tiles[t], count, rule->unit, masked, alpha);
         if (careful) { /* before dropout, which makes visible pairs 0 */
             few_values_careful(&tiles[t], keys, count, p->dim_v, s->o_row);
+            few_fold(&tiles[t], alpha, s->o_row);
             continue;
         }
         if (p->dropout > 0) {
@@ -386,6 +399,7 @@ static void few_block(const attn__forward_task *task, const score_rule *rule, co
         }
         few_values_of(keys->v_dtype)(&tiles[t], keys, (const char *)s->zeros, count, p->dim_v, s->o_row,
                                      t == 0 ? k_bytes : 0);
+        few_fold(&tiles[t], alpha, s->o_row);
     }
 }
 
@@ -399,6 +413,7 @@ static int few_tiles(const few_scratch *s, float *state, int rows, few_tile *til
                                       state + first,
                                       state + ATTN__FEW + first,
                                       state + 2 * ATTN__FEW + first * s->o_row,
+                                      s->sums + first * s->o_row,
                                       s->q + first * s->q_row};
         first += size;
     }
@@ -411,6 +426,7 @@ static void few_start(const attn__forward_task *task, const score_rule *rule, co
     const int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
     memset(state, 0, (size_t)attn__few_state_floats(p) * sizeof(float));
     memset(s->q, 0, (size_t)(ATTN__FEW * s->q_row) * sizeof(float));
+    memset(s->sums, 0, (size_t)(ATTN__FEW * s->o_row) * sizeof(float));
     memset(s->zeros, 0, (size_t)s->o_row * sizeof(float));
     for (int lane = 0; lane < lanes->count; lane++) {
         float *q = s->q + lane * s->q_row;
