@@ -81,7 +81,7 @@ static __attribute__((unused)) bool rows_finite(const float *rows, int64_t row_s
     return rest == 0.0f;
 }
 
-/* Which pairs of a product are visible: those where at[r * row + n * step + lane * lane] is not 0. */
+/* Which pairs of a product are visible: those where at[r * row + n * step + lane * lane] is not +0. */
 typedef struct seen_pairs {
     const float *at;
     int64_t row, step, lane;
@@ -94,7 +94,7 @@ static __attribute__((noinline, unused)) void panel_add_careful(int64_t rows, at
         for (int lane = 0; lane < ATTN_LANES; lane++) {
             float sum = 0.0f;
             for (int64_t n = 0; n < o.count; n++) {
-                if (seen.at[r * seen.row + n * seen.step + lane * seen.lane] != 0.0f) {
+                if (attn__f32_bits(seen.at[r * seen.row + n * seen.step + lane * seen.lane]) != 0) {
                     sum += o.b[r * o.b_row + n * o.b_step] * o.x[n * o.x_step + lane];
                 }
             }

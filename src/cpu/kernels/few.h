@@ -344,7 +344,7 @@ static void few_drop(const attn__run *run, const score_rows *rows, const few_til
             int keep = attn__dropout_keep(run->dropout, rows->lanes.position[lane], j + n,
                                           rows->lanes.head[lane] + run->args->head_first,
                                           rows->lanes.sequence + run->args->batch_first);
-            tile->scores[n * tile->rows + r] *= keep ? kept : 0.0f;
+            tile->scores[n * tile->rows + r] *= keep ? kept : -0.0f;
         }
     }
 }
@@ -360,12 +360,12 @@ static bool few_finite(const few_keys *keys, int count, int64_t dim) {
     return true;
 }
 
-/* Hidden pairs (p = 0) left out one by one. */
+/* Hidden pairs (p is +0) left out one by one. */
 static void few_values_careful(const few_tile *tile, const few_keys *keys, int count, int64_t dim, int64_t o_row) {
     for (int n = 0; n < count; n++) {
         for (int r = 0; r < tile->rows; r++) {
             float p = tile->scores[n * tile->rows + r];
-            for (int64_t d = 0; d < dim && p != 0.0f; d++) {
+            for (int64_t d = 0; d < dim && attn__f32_bits(p) != 0; d++) {
                 tile->sums[r * o_row + d] += p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
             }
         }
@@ -389,16 +389,15 @@ static void few_block(const attn__forward_task *task, const score_rule *rule, co
     for (int t = 0; t < n_tiles; t++) {
         float alpha[4];
         few_softmax(&tiles[t], count, rule->unit, masked, alpha);
-        if (careful) { /* before dropout, which makes visible pairs 0 */
-            few_values_careful(&tiles[t], keys, count, p->dim_v, s->o_row);
-            few_fold(&tiles[t], alpha, s->o_row);
-            continue;
-        }
         if (p->dropout > 0) {
             few_drop(task->run, s->rows, &tiles[t], j, count);
         }
-        few_values_of(keys->v_dtype)(&tiles[t], keys, (const char *)s->zeros, count, p->dim_v, s->o_row,
-                                     t == 0 ? k_bytes : 0);
+        if (careful) {
+            few_values_careful(&tiles[t], keys, count, p->dim_v, s->o_row);
+        } else {
+            few_values_of(keys->v_dtype)(&tiles[t], keys, (const char *)s->zeros, count, p->dim_v, s->o_row,
+                                         t == 0 ? k_bytes : 0);
+        }
         few_fold(&tiles[t], alpha, s->o_row);
     }
 }

@@ -205,7 +205,8 @@ static __attribute__((noinline, unused)) void score_apply(const score_rule *rule
     }
 }
 
-/* keep / (1 - rate) of keys [j, j + count) for one group, [key][lane]. */
+/* keep / (1 - rate) of keys [j, j + count) for one group, [key][lane]. Dropped is -0: the product with p is told from
+ * the +0 of a hidden pair by its bits. */
 static __attribute__((noinline, unused)) void score_keep(const attn__run *run, const score_rows *rows, int group,
                                                          int64_t j, int count, float *keep) {
     const float kept = (float)(1.0 / (1.0 - (double)run->problem->dropout));
@@ -218,7 +219,7 @@ static __attribute__((noinline, unused)) void score_keep(const attn__run *run, c
             attn__u32x4 words = attn__dropout_words(run->dropout, (uint32_t)(key >> 2),
                                                     (uint32_t)rows->lanes.position[lane], head, sequence);
             do {
-                keep[(key - j) * ATTN_LANES + n] = words.word[key & 3] >= run->dropout.threshold ? kept : 0.0f;
+                keep[(key - j) * ATTN_LANES + n] = words.word[key & 3] >= run->dropout.threshold ? kept : -0.0f;
                 key++;
             } while ((key & 3) && key < j + count);
         }
