@@ -84,12 +84,13 @@ static void add(cli_report *report, cells *list, cell_kind kind, const char *key
         list->cell = grown;
         list->room = room;
     }
-    char *copy = strdup(text);
-    if (!copy) {
+    cell *item = &list->cell[list->count];
+    *item = (cell){kind, key, strdup(text), real, integer};
+    if (item->text) {
+        list->count++;
+    } else {
         report->failed = true;
-        return;
     }
-    list->cell[list->count++] = (cell){kind, key, copy, real, integer};
 }
 
 void cli_report_head_text(cli_report *report, const char *key, const char *value) {
