@@ -321,11 +321,7 @@ cli_exit cli_bench(int argc, char **argv, cli_error *error) {
                       "Checks, warms up and times; --ceilings measures what the machine can do at most.", groups, 4);
         return CLI_RIGHT;
     }
-    if (!code && operand && given.shape.problem) {
-        code = cli_fail(error, CLI_USAGE, "--problem: given twice, once is the limit");
-    } else if (operand) {
-        given.shape.problem = operand;
-    }
+    code = code ? code : cli_shape_take_operand(&given.shape, operand, error);
     b.given = &given;
     code = code ? code : cli_common_check(&given.common, error);
     code = code ? code : cli_report_create(&b.report, (cli_format)given.common.format.value, "bench", error);

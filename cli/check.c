@@ -239,11 +239,7 @@ cli_exit cli_check(int argc, char **argv, cli_error *error) {
                       groups, 4);
         return CLI_RIGHT;
     }
-    if (!code && operand && given.shape.problem) {
-        code = cli_fail(error, CLI_USAGE, "--problem: given twice, once is the limit");
-    } else if (operand) {
-        given.shape.problem = operand;
-    }
+    code = code ? code : cli_shape_take_operand(&given.shape, operand, error);
     code = code ? code : cli_common_check(&given.common, error);
     code = code ? code : cli_report_create(&report, (cli_format)given.common.format.value, "check", error);
     code = code ? code : check_all(&given, report, error);

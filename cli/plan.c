@@ -131,11 +131,7 @@ cli_exit cli_plan(int argc, char **argv, cli_error *error) {
                       groups, 4);
         return CLI_RIGHT;
     }
-    if (!code && operand && given.shape.problem) {
-        code = cli_fail(error, CLI_USAGE, "--problem: given twice, once is the limit");
-    } else if (operand) {
-        given.shape.problem = operand;
-    }
+    code = code ? code : cli_shape_take_operand(&given.shape, operand, error);
     if (!code && given.gpu) {
         code = cli_fail(error, CLI_UNRUN, "--gpu: this build plans for the CPU only, not for '%s'", given.gpu);
     }

@@ -171,6 +171,14 @@ static attn_layout lay_out(cli_layout layout, attn_dtype dtype, int64_t heads, i
                               : attn_layout_bshd(dtype, heads, tokens, dim);
 }
 
+cli_exit cli_shape_take_operand(cli_shape *shape, const char *operand, cli_error *error) {
+    if (operand && shape->problem) {
+        return cli_fail(error, CLI_USAGE, "--problem: given twice, once is the limit");
+    }
+    shape->problem = operand ? operand : shape->problem;
+    return CLI_RIGHT;
+}
+
 typedef struct sizes {
     int64_t batch, heads, heads_kv, seqlen, seqlen_q, seqlen_k, dim, dim_v;
 } sizes;

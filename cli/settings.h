@@ -56,6 +56,9 @@ static inline uint64_t cli_features_seed(const cli_features *features) {
     return features->seed.given ? (uint64_t)features->seed.value : 1;
 }
 
+/* The operand of a verb, if there is one, is the problem's text. */
+cli_exit cli_shape_take_operand(cli_shape *shape, const char *operand, cli_error *error);
+
 /* What one problem of a sweep is called when none of its sizes is given. */
 typedef struct cli_defaults {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, dim;

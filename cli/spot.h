@@ -7,9 +7,9 @@
 
 /* Judges results that `at` already holds, in the way that `how` then names:
  *   whole      the problem is small enough, everything was judged
- *   last rows  o and lse of the last rows of the first and of the last head, with all keys
- *   smaller    the same implementation on the same rules with short sequences (backward, or rules that count from the
- *              other end)
+ *   last rows  o, lse and dq of the last rows of the first and of the last head, with all keys
+ *   smaller    the same implementation on the same rules with short sequences (where rows cannot be judged alone)
+ *   both       last rows, and dk and dv by a smaller problem (backward)
  * *wrong is the number of tensors out of bounds. */
 cli_exit cli_spot_check(const attn_context *context, const cli_case *at, const char *implementation, const char **how,
                         int *wrong, cli_error *error);

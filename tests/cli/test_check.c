@@ -10,6 +10,7 @@
 
 #include "diagnose.h"
 #include "judge.h"
+#include "spot.h"
 
 static cli_error error;
 
@@ -185,6 +186,39 @@ static void what_is_never_written_is_seen(void **state) {
     tear_down(&s);
 }
 
+/* A problem too large for the reference: its last rows are judged, and for a backward pass short sequences too. */
+static void large_problems_are_judged_in_part(void **state) {
+    (void)state;
+    attn_context *context;
+    assert_int_equal(cli_context_create(&context, 1, &error), CLI_RIGHT);
+    for (int pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass++) {
+        attn_problem p = attn_problem_dense(ATTN_F32, 1, 2, 2, 700, 1100, 64, 64);
+        char text[512];
+        cli_case at = {0};
+        cli_runner runner;
+        const char *how;
+        int wrong;
+        p.band = (attn_band){.kind = ATTN_CAUSAL};
+        p.pass = (attn_pass)pass;
+        assert_int_equal(cli_problem_settle(&p, text, sizeof text, &error), CLI_RIGHT);
+        cli_case_shape(&at, &p);
+        assert_int_equal(cli_case_allocate(&at, &error), CLI_RIGHT);
+        assert_int_equal(cli_case_random(&at, 3, &error), CLI_RIGHT);
+        assert_int_equal(cli_runner_create(&runner, context, &p, NULL, &error), CLI_RIGHT);
+        assert_int_equal(cli_runner_run_all(&runner, &at, &error), CLI_RIGHT);
+        cli_runner_release(&runner);
+        assert_int_equal(cli_spot_check(context, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
+        assert_int_equal(wrong, 0);
+        assert_string_equal(how, pass == ATTN_BACKWARD ? "both" : "last rows");
+        put(&at, pass == ATTN_BACKWARD ? CLI_SLOT_DQ : CLI_SLOT_O, 1, 699, 63, 3);
+        put(&at, CLI_SLOT_LSE, 0, 692, 0, 3);
+        assert_int_equal(cli_spot_check(context, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
+        assert_int_equal(wrong, 2);
+        cli_case_release(&at);
+    }
+    attn_context_destroy(context);
+}
+
 static void usual_slopes(void **state) {
     (void)state;
     assert_true(cli_alibi_slope(0, 8) == 0.5 && cli_alibi_slope(7, 8) == 0x1p-8);
@@ -203,6 +237,7 @@ int main(void) {
         cmocka_unit_test(overflow_in_scores),
         cmocka_unit_test(an_exact_value_that_does_not_fit),
         cmocka_unit_test(what_is_never_written_is_seen),
+        cmocka_unit_test(large_problems_are_judged_in_part),
         cmocka_unit_test(usual_slopes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

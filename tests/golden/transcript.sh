@@ -13,7 +13,7 @@ case_file=$(realpath "$1")
 PATH=$(realpath "$2"):$(realpath "$3"):$PATH
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-export LC_ALL=C OMP_WAIT_POLICY=passive ATTN_THREADS= ATTN_MAX_ISA= ATTN_VERBOSE=
+export LC_ALL=C OMP_WAIT_POLICY=passive
 unset ATTN_THREADS ATTN_MAX_ISA ATTN_VERBOSE
 mkdir "$folder/in"
 cd "$folder/in" || exit 1
