@@ -52,42 +52,43 @@ typedef struct pair_pass {
 } pair_pass;
 
 /* plain: no keep, bend or seen. masked: -inf scores may be there. */
-VEC_INLINE void pair_pass_as(const bool plain, const bool masked, const pair_pass *o) {
-    const vf unit = vf_set(o->unit);
+VEC_INLINE void pair_pass_as(const bool plain, const bool masked, const pair_pass *pass) {
+    const pair_pass o = *pass; /* stores cannot change it */
+    const vf unit = vf_set(o.unit);
     vf lse[ATTN_NV], delta[ATTN_NV];
     for (int v = 0; v < ATTN_NV; v++) {
-        lse[v] = vf_loadu(o->lse + v * ATTN_W);
-        delta[v] = vf_loadu(o->delta + v * ATTN_W);
+        lse[v] = vf_loadu(o.lse + v * ATTN_W);
+        delta[v] = vf_loadu(o.delta + v * ATTN_W);
     }
-    for (int n = 0; n < o->count; n++) {
+    for (int n = 0; n < o.count; n++) {
 #pragma GCC unroll 4
         for (int v = 0; v < ATTN_NV; v++) {
             const int64_t from = (int64_t)n * ATTN_LANES + v * ATTN_W, to = (int64_t)n * PAIR_ROW + v * ATTN_W;
-            vf s = vf_load(o->scores + from), dp = vf_load(o->dp + from);
+            vf s = vf_load(o.scores + from), dp = vf_load(o.dp + from);
             /* An lse that is not of these keys may leave more than vf_exp2 takes. */
             vf p = vf_exp2(vf_min(vf_set(126.0f), vf_fma(s, unit, -lse[v])));
             vi hidden = s == vf_set(-INFINITY);
             if (masked) {
                 p = (vf)(~hidden & (vi)p);
             }
-            if (!plain && o->seen) {
-                vf_store(o->seen + to, p);
+            if (!plain && o.seen) {
+                vf_store(o.seen + to, p);
             }
             vf weight = p;
-            if (!plain && o->keep) {
-                vf keep = vf_load(o->keep + from);
+            if (!plain && o.keep) {
+                vf keep = vf_load(o.keep + from);
                 weight = p * keep;
                 dp = dp * keep;
             }
             vf ds = p * (dp - delta[v]);
-            if (!plain && o->bend) {
-                ds = ds * vf_load(o->bend + from);
+            if (!plain && o.bend) {
+                ds = ds * vf_load(o.bend + from);
             }
             if (masked) {
                 ds = (vf)(~hidden & (vi)ds);
             }
-            vf_store(o->p + to, weight);
-            vf_store(o->ds + to, ds);
+            vf_store(o.p + to, weight);
+            vf_store(o.ds + to, ds);
         }
     }
 }

@@ -20,7 +20,6 @@ typedef struct gradient_rows {
     float *q, *dout;             /* [group][dim][lane]; the scale's sign is in q */
     float *q_tiles, *dout_tiles; /* [tile][ATTN__BLOCK][ATTN_LANES]; NULL: not wanted */
     float *dq;                   /* [group][dim_qk][lane]; NULL: not wanted */
-    float *line;                 /* [2][dim_v], to take delta */
 } gradient_rows;
 
 static inline int64_t tile_count(int64_t dim) {
@@ -33,7 +32,6 @@ static gradient_rows gradient_rows_take(char *base, size_t *used, const attn_pro
     gradient_rows block = {0};
     block.q = scratch_take(base, used, qk * line);
     block.dout = scratch_take(base, used, v * line);
-    block.line = scratch_take(base, used, 2 * v * sizeof(float));
     if (with_sums) {
         block.q_tiles = scratch_take(base, used, (size_t)tile_count(p->dim_qk) * ATTN_LANES * line);
         block.dout_tiles = scratch_take(base, used, (size_t)tile_count(p->dim_v) * ATTN_LANES * line);
@@ -43,29 +41,14 @@ static gradient_rows gradient_rows_take(char *base, size_t *used, const attn_pro
 }
 
 /* sum over dim of dout * o of one lane. */
-static float gradient_rows_dot(const attn__run *run, const attn__lanes *lanes, int lane, float *line) {
-    const attn_problem *p = run->problem;
-    const attn_layout *dout = &p->dout, *o = &p->o;
-    float *other = line + p->dim_v, rest = 0.0f;
-    vf sum = vf_set(0.0f);
-    int64_t d = 0;
-    rows_widen(dout->dtype,
-               (const char *)run->args->dout +
-                   attn__lane_offset(dout, lanes, lane) * (int64_t)attn_dtype_size(dout->dtype),
-               0, dout->stride[3], 1, p->dim_v, line, 0);
-    rows_widen(o->dtype,
-               (const char *)run->args->o + attn__lane_offset(o, lanes, lane) * (int64_t)attn_dtype_size(o->dtype), 0,
-               o->stride[3], 1, p->dim_v, other, 0);
-    for (; d + ATTN_W <= p->dim_v; d += ATTN_W) {
-        sum = vf_fma(vf_loadu(line + d), vf_loadu(other + d), sum);
-    }
-    for (; d < p->dim_v; d++) {
-        rest += line[d] * other[d];
-    }
-    for (int n = 0; n < ATTN_W; n++) {
-        rest += sum[n];
-    }
-    return rest;
+static float gradient_rows_dot(const attn__run *run, const attn__lanes *lanes, int lane) {
+    const attn_layout *dout = &run->problem->dout, *o = &run->problem->o;
+    return rows_dot(dout->dtype,
+                    (const char *)run->args->dout +
+                        attn__lane_offset(dout, lanes, lane) * (int64_t)attn_dtype_size(dout->dtype),
+                    dout->stride[3], o->dtype,
+                    (const char *)run->args->o + attn__lane_offset(o, lanes, lane) * (int64_t)attn_dtype_size(o->dtype),
+                    o->stride[3], run->problem->dim_v);
 }
 
 /* Which rows; what follows needs it. */
@@ -97,8 +80,7 @@ static bool gradient_rows_stats(gradient_rows *block, const attn__run *run) {
         }
         seeing = true;
         block->lse[lane] = (float)((double)lse * ATTN_LOG2E);
-        block->delta[lane] =
-            args->delta ? ((const float *)args->delta)[at] : gradient_rows_dot(run, lanes, lane, block->line);
+        block->delta[lane] = args->delta ? ((const float *)args->delta)[at] : gradient_rows_dot(run, lanes, lane);
         if (args->dlse) {
             block->delta[lane] -= ((const float *)args->dlse)[at];
         }

@@ -144,6 +144,30 @@ VEC_INLINE void rows_widen_as(const attn_dtype dtype, const void *in, int64_t ro
     }
 }
 
+/* sum over dim of a * b, one row each. */
+VEC_INLINE float rows_dot_as(const attn_dtype a_type, const void *a, int64_t a_stride, const attn_dtype b_type,
+                             const void *b, int64_t b_stride, int64_t dim) {
+    const int64_t a_size = a_type == ATTN_F32 ? 4 : 2, b_size = b_type == ATTN_F32 ? 4 : 2;
+    vf even = vf_set(0.0f), odd = vf_set(0.0f);
+    float sum = 0.0f;
+    int64_t d = 0;
+    if (a_stride == 1 && b_stride == 1) {
+        for (; d + 2 * ATTN_W <= dim; d += 2 * ATTN_W) {
+            const char *x = (const char *)a + d * a_size, *y = (const char *)b + d * b_size;
+            even = vf_fma(vf_load_as(a_type, x), vf_load_as(b_type, y), even);
+            odd = vf_fma(vf_load_as(a_type, x + ATTN_W * a_size), vf_load_as(b_type, y + ATTN_W * b_size), odd);
+        }
+    }
+    even += odd;
+    for (; d < dim; d++) {
+        sum += (float)attn__load(a_type, a, d * a_stride) * (float)attn__load(b_type, b, d * b_stride);
+    }
+    for (int lane = 0; lane < ATTN_W; lane++) {
+        sum += even[lane];
+    }
+    return sum;
+}
+
 /* `count` rows as column tiles of ATTN_LANES floats, tile t at out + t * tile_floats, zeros past `dim`. */
 VEC_INLINE void rows_to_tiles_as(const attn_dtype dtype, const void *const *rows, int count, int64_t dim,
                                  int64_t dim_stride, float *out, int64_t tile_floats) {
@@ -203,6 +227,21 @@ static __attribute__((noinline, unused)) void rows_widen(attn_dtype dtype, const
 #define ATTN__CALL(type) rows_widen_as(type, in, row_stride, dim_stride, count, dim, out, out_stride)
     ATTN__BY_DTYPE(dtype, ATTN__CALL);
 #undef ATTN__CALL
+}
+/* b is of a's type or f32, as o and dout are to each other. */
+static __attribute__((noinline, unused)) float rows_dot(attn_dtype a_type, const void *a, int64_t a_stride,
+                                                        attn_dtype b_type, const void *b, int64_t b_stride,
+                                                        int64_t dim) {
+    float sum;
+#define ATTN__CALL(type)                                                                                               \
+    sum = b_type == type ? rows_dot_as(type, a, a_stride, type, b, b_stride, dim)                                      \
+                         : rows_dot_as(type, a, a_stride, ATTN_F32, b, b_stride, dim)
+    if (a_type == ATTN_F32 && b_type != ATTN_F32) {
+        return rows_dot(b_type, b, b_stride, a_type, a, a_stride, dim);
+    }
+    ATTN__BY_DTYPE(a_type, ATTN__CALL);
+#undef ATTN__CALL
+    return sum;
 }
 static __attribute__((noinline, unused)) void rows_to_tiles(attn_dtype dtype, const void *const *rows, int count,
                                                             int64_t dim, int64_t dim_stride, float *out,
