@@ -341,10 +341,14 @@ static void few_drop(const attn__run *run, const score_rows *rows, const few_til
     for (int n = 0; n < count; n++) {
         for (int r = 0; r < tile->rows; r++) {
             int lane = tile->first + r;
+            float *p = &tile->scores[n * tile->rows + r];
+            if (attn__f32_bits(*p) == 0) {
+                continue;
+            }
             int keep = attn__dropout_keep(run->dropout, rows->lanes.position[lane], j + n,
                                           rows->lanes.head[lane] + run->args->head_first,
                                           rows->lanes.sequence + run->args->batch_first);
-            tile->scores[n * tile->rows + r] *= keep ? kept : -0.0f;
+            *p *= keep ? kept : -0.0f;
         }
     }
 }

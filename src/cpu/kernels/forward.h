@@ -131,11 +131,10 @@ typedef enum softmax_form {
 VEC_INLINE vf softmax_row(const softmax_form form, const float *scores, const float *keep, int64_t at, vf scale,
                           vf subtract, vf *sum) {
     vf s = vf_load(scores + at), p = vf_exp2(s * scale - subtract);
-    if (form & SOFTMAX_MASKED) {
-        p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
-    }
+    const vi seen = form & SOFTMAX_MASKED ? ~(s == vf_set(-INFINITY)) : vi_set(-1);
+    p = (vf)(seen & (vi)p);
     *sum += p;
-    return form & SOFTMAX_KEEP ? p * vf_load(keep + at) : p;
+    return form & SOFTMAX_KEEP ? (vf)(seen & (vi)(p * vf_load(keep + at))) : p;
 }
 
 /* P^T in place of one group's scores, l updated. */
