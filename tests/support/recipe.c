@@ -111,6 +111,9 @@ static void draw_forms(trial *t, const recipe *p, rng *r) {
     for (int id = 0; id < T_COUNT; id++) {
         t->form[id] = make_form(p->form, id, r);
     }
+    if (p->give_delta) {
+        t->form[T_DLSE].zero = 0; /* delta lies as dlse does, and cannot be broadcast */
+    }
     if (p->rows_q == p->rows_kv && p->tokens_q == p->tokens_kv && p->form == FORM_JOINT) {
         int64_t q[4], k[4];
         trial_extents(t, T_Q, q);

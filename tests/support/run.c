@@ -183,6 +183,9 @@ static void describe(run *r, attn_pass pass) {
                 int64_t n[4], origin;
                 trial_extents(r->trial, id, n);
                 form_layout(&plain, dtype_of(r, id), n, layout, &origin);
+                for (int axis = 0; axis < 4; axis++) {
+                    layout->stride[axis] *= !(r->trial->broadcast[id] >> axis & 1);
+                }
             }
             continue;
         }
