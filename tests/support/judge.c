@@ -20,6 +20,14 @@ double type_ulp(attn_dtype dtype, double value) {
     return ldexp(1, exponent - digits);
 }
 
+static void failed(judge *j, const char *who, const result *r) {
+    if (r->outcome == RUN_REFUSED) {
+        snprintf(j->trouble, sizeof j->trouble, "%s: refused: %s %s", who, r->error.field, r->error.message);
+    } else {
+        snprintf(j->trouble, sizeof j->trouble, "%s: %s", who, r->trouble);
+    }
+}
+
 bool judge_open(judge *j, const trial *t, bool forward_only) {
     memset(j, 0, sizeof *j);
     j->trial = t;
@@ -30,11 +38,11 @@ bool judge_open(judge *j, const trial *t, bool forward_only) {
     const char *native = t->problem.q.dtype == ATTN_F64 ? "reference" : "native";
     run_options plain = {.plain = true, .implementation = native, .forward_only = forward_only};
     if (run_trial(t, &oracle, &j->oracle) != RUN_DONE) {
-        snprintf(j->trouble, sizeof j->trouble, "the oracle: %.400s%s", j->oracle.trouble, j->oracle.error.message);
+        failed(j, "the oracle", &j->oracle);
         return false;
     }
     if (run_trial(t, &plain, &j->plain) != RUN_DONE) {
-        snprintf(j->trouble, sizeof j->trouble, "native: %.400s%s", j->plain.trouble, j->plain.error.message);
+        failed(j, native, &j->plain);
         return false;
     }
     return true;

@@ -166,6 +166,17 @@ static bool intact(run *r, tensor_id id) {
 
 /* ---------------------------------------------------------------------------------------- describing */
 
+/* The layout of a tensor that is not there (yet): an output that is not asked for. */
+static void plain_layout(const run *r, tensor_id id, attn_layout *layout) {
+    form f = form_of(r, id);
+    int64_t n[4], origin;
+    trial_extents(r->trial, id, n);
+    form_layout(&f, dtype_of(r, id), n, layout, &origin);
+    for (int axis = 0; axis < 4; axis++) {
+        layout->stride[axis] = r->trial->broadcast[id] >> axis & 1 ? 0 : layout->stride[axis];
+    }
+}
+
 static void describe(run *r, attn_pass pass) {
     r->problem = r->trial->problem;
     r->problem.pass = pass;
@@ -174,22 +185,14 @@ static void describe(run *r, attn_pass pass) {
     }
     for (int id = 0; id < T_COUNT; id++) {
         attn_layout *layout = tensor_layout(&r->problem, id);
-        if (id == T_DELTA || id == T_DSINK) {
+        if (id == T_DELTA || id == T_DSINK || !trial_has(r->trial, id)) {
             continue; /* laid out as dlse and sink are */
         }
-        if (!r->tensor[id].memory) {
-            if (r->trial->skip >> id & 1 && trial_has(r->trial, id)) {
-                const form plain = {.order = ORDER_BSHD}; /* not asked for: any sound layout */
-                int64_t n[4], origin;
-                trial_extents(r->trial, id, n);
-                form_layout(&plain, dtype_of(r, id), n, layout, &origin);
-                for (int axis = 0; axis < 4; axis++) {
-                    layout->stride[axis] *= !(r->trial->broadcast[id] >> axis & 1);
-                }
-            }
-            continue;
+        if (r->tensor[id].memory) {
+            *layout = r->tensor[id].layout;
+        } else {
+            plain_layout(r, id, layout);
         }
-        *layout = r->tensor[id].layout;
         if (r->trial->unset >> id & 1) {
             memset(layout, 0, sizeof *layout);
             continue;
@@ -218,7 +221,7 @@ static void describe_args(run *r) {
     const trial *t = r->trial;
     r->args = attn_args_init();
     for (int id = 0; id < T_COUNT; id++) {
-        if (r->tensor[id].memory) {
+        if (r->tensor[id].memory && wanted(r, id)) {
             *tensor_argument(&r->args, id) = tensor_base(&r->tensor[id]);
         }
     }

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Every implementation against the oracle on problems that mix all features, sizes, row maps, strides and hints at
+ * random. A failing case prints its seed: ATTN_TEST_SEED=n runs that one alone, ATTN_TEST_IMPL=name on one
+ * implementation, ATTN_TEST_INTENSITY sets how many. ATTN_TEST_FIRST shifts the first seed, for long hunts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+#include "support/campaign.h"
+#include "support/machine.h"
+
+static const int64_t cases[] = {40, 700, 20000, 2000000};
+
+static int level(void) {
+    int intensity = machine_intensity();
+    return intensity < 0 ? 0 : intensity > 3 ? 3 : intensity;
+}
+
+static void test_random(void **state) {
+    (void)state;
+    campaign c = campaign_begin("random");
+    const char *shift = getenv("ATTN_TEST_FIRST");
+    uint64_t seed, first = shift ? strtoull(shift, NULL, 0) : 1;
+    if (machine_seed(&seed)) {
+        recipe p = recipe_random(seed);
+        campaign_try_threads(&c, &p);
+    } else {
+        for (int64_t n = 0; n < cases[level()]; n++) {
+            recipe p = recipe_random(first + (uint64_t)n);
+            if (n % 8 == 0) {
+                campaign_try_threads(&c, &p);
+            } else {
+                campaign_try(&c, &p);
+            }
+        }
+    }
+    assert_int_equal(campaign_end(&c), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
