@@ -141,6 +141,10 @@ static int judged(const char *title, way take, bool forward_only) {
             campaign_fail(&c, &p, "-", j.oracle.text, j.trouble);
         } else {
             for (const char *const *name = machine_implementations(true); *name; name++) {
+                if (!forward_only && !machine_runs_backward(*name)) {
+                    c.forward_only++;
+                    continue;
+                }
                 rng r = rng_seed(n);
                 result out;
                 memset(&out, 0, sizeof out);
