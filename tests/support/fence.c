@@ -7,8 +7,12 @@
 #include <unistd.h>
 
 static void fill(fence *f) {
-    for (size_t i = 0; i < f->area_size; i += f->pattern_size) {
-        memcpy(f->area + i, f->pattern, f->pattern_size);
+    size_t done = f->pattern_size; /* divides the area, which is whole pages */
+    memcpy(f->area, f->pattern, done);
+    while (done < f->area_size) {
+        size_t more = done < f->area_size - done ? done : f->area_size - done;
+        memcpy(f->area + done, f->area, more);
+        done += more;
     }
 }
 
