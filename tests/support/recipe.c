@@ -197,9 +197,6 @@ trial *recipe_trial(const recipe *p) {
     draw_rows(t, SIDE_Q, p->rows_q, &r);
     draw_rows(t, SIDE_KV, p->rows_kv, &r);
     draw_forms(t, p, &r);
-    if (p->give_delta) {
-        t->form[T_DLSE].zero = 0; /* delta lies as dlse does, and differs from row to row */
-    }
     for (int side = 0; side < 2; side++) {
         if (t->side[side].rows == ATTN_SEGMENTS && (p->unset || rng_chance(&r, 0.5))) {
             share_rows(t, side);
