@@ -144,19 +144,27 @@ VEC_INLINE void rows_widen_as(const attn_dtype dtype, const void *in, int64_t ro
     }
 }
 
-/* sum over dim of a * b, one row each. */
+/* Elements d ... d + ATTN_W - 1 of a row. */
+VEC_INLINE vf row_part_as(const attn_dtype dtype, const void *row, int64_t d, int64_t stride) {
+    float part[ATTN_W];
+    if (stride == 1) {
+        return vf_load_as(dtype, (const char *)row + d * (dtype == ATTN_F32 ? 4 : 2));
+    }
+    for (int lane = 0; lane < ATTN_W; lane++) {
+        part[lane] = (float)attn__load(dtype, row, (d + lane) * stride);
+    }
+    return vf_loadu(part);
+}
+
+/* sum over dim of a * b, one row each; the order of the sum, hence its bits, is the same for all strides. */
 VEC_INLINE float rows_dot_as(const attn_dtype a_type, const void *a, int64_t a_stride, const attn_dtype b_type,
                              const void *b, int64_t b_stride, int64_t dim) {
-    const int64_t a_size = a_type == ATTN_F32 ? 4 : 2, b_size = b_type == ATTN_F32 ? 4 : 2;
     vf even = vf_set(0.0f), odd = vf_set(0.0f);
     float sum = 0.0f;
     int64_t d = 0;
-    if (a_stride == 1 && b_stride == 1) {
-        for (; d + 2 * ATTN_W <= dim; d += 2 * ATTN_W) {
-            const char *x = (const char *)a + d * a_size, *y = (const char *)b + d * b_size;
-            even = vf_fma(vf_load_as(a_type, x), vf_load_as(b_type, y), even);
-            odd = vf_fma(vf_load_as(a_type, x + ATTN_W * a_size), vf_load_as(b_type, y + ATTN_W * b_size), odd);
-        }
+    for (; d + 2 * ATTN_W <= dim; d += 2 * ATTN_W) {
+        even = vf_fma(row_part_as(a_type, a, d, a_stride), row_part_as(b_type, b, d, b_stride), even);
+        odd = vf_fma(row_part_as(a_type, a, d + ATTN_W, a_stride), row_part_as(b_type, b, d + ATTN_W, b_stride), odd);
     }
     even += odd;
     for (; d < dim; d++) {
