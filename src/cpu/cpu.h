@@ -120,7 +120,8 @@ typedef struct attn__dbias_task {
 } attn__dbias_task;
 
 typedef struct attn__kernels {
-    int lanes; /* of one register tile */
+    int lanes;  /* of one register tile */
+    bool pairs; /* multiplies bf16 pairs */
     struct attn__forward_body {
         /* Bytes of scratch one thread needs. */
         size_t (*scratch)(const attn_plan *plan);

@@ -19,6 +19,11 @@ static uint64_t enabled_state(void) {
     return (uint64_t)high << 32 | low;
 }
 
+static bool made_by_amd(void) {
+    uint32_t a, name[3] = {0};
+    return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) && !memcmp(name, "AuthenticAMD", 12);
+}
+
 /* Linux hands out the AMX registers on request only, a process at a time. */
 static int request_amx(void) {
 #ifdef SYS_arch_prctl
@@ -76,6 +81,9 @@ static int64_t cache_bytes(int name, int64_t otherwise) {
 void attn__machine_detect(attn__machine *machine) {
     memset(machine, 0, sizeof *machine);
     machine->isa = detect_isa();
+#if defined(__x86_64__)
+    machine->fast_bf16_pairs = (machine->isa & ATTN__ISA_AVX512BF16) && made_by_amd();
+#endif
     machine->threads = attn__parallel_default_threads();
     machine->l1_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10);
     machine->l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10);

@@ -25,6 +25,7 @@ typedef enum attn__isa {
 typedef struct attn__machine {
     uint32_t isa; /* attn__isa, or-ed */
     int threads;
+    bool fast_bf16_pairs; /* a product of bf16 pairs takes no longer than a float multiply-add of the same width */
     int64_t l1_bytes, l2_bytes, l3_bytes; /* a core, a core, in all */
     double hertz;                         /* assumed clock, for expected times only */
     double memory_rate;                   /* assumed bytes a second, for expected times only */
@@ -50,6 +51,7 @@ typedef struct attn__choice {
     int64_t block_kv;   /* keys a block */
     int64_t splits;     /* forward: parts of the keys; backward: parts of the keys of a head, each with its own dq */
     bool few_rows;      /* decode form: lanes along the head dimension */
+    bool pairs;         /* bf16 by pairs; else converted to float */
     int64_t group;      /* query heads that share one task's lanes */
     attn__span scratch; /* threads pieces of scratch_each bytes */
     size_t scratch_each;

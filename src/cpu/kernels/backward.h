@@ -40,7 +40,7 @@ static backward_scratch backward_carve(const attn_plan *plan, void *base) {
         }
     }
     s.pairs = gradient_pairs_take(base, &s.bytes, p, plan->choice.block_kv);
-    s.room = key_room_take(base, &s.bytes, p, plan->choice.block_kv);
+    s.room = key_room_take(base, &s.bytes, p, plan->choice.block_kv, false);
     s.ones = scratch_take(base, &s.bytes, ATTN_LANES * sizeof(float));
     s.turn = scratch_take(base, &s.bytes, (size_t)p->dim_qk * ATTN_W * sizeof(float));
     s.dk = scratch_take(base, &s.bytes, (size_t)(tile_count(p->dim_qk) * s.chunk) * ATTN_LANES * sizeof(float));

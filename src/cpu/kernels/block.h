@@ -28,12 +28,13 @@ typedef struct key_room {
     float *k, *v;
 } key_room;
 
-static inline key_room key_room_take(char *base, size_t *used, const attn_problem *p, int64_t keys) {
+/* always: also rows that could be read in place, since a copy that serves many rows lies closer together. */
+static inline key_room key_room_take(char *base, size_t *used, const attn_problem *p, int64_t keys, bool always) {
     key_room room = {NULL, NULL};
-    if (rows_need_copy(&p->k)) {
+    if (always || rows_need_copy(&p->k)) {
         room.k = scratch_take(base, used, (size_t)(keys * p->dim_qk) * sizeof(float));
     }
-    if (rows_need_copy(&p->v)) {
+    if (always || rows_need_copy(&p->v)) {
         room.v = scratch_take(base, used, (size_t)(keys * p->dim_v) * sizeof(float));
     }
     return room;

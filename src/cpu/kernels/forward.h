@@ -56,7 +56,7 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
         s.keep = scratch_take(base, &s.bytes, keys * ATTN_LANES * sizeof(float));
     }
 #if ATTN_HAVE_DOT2
-    s.pairs = pairs_usable(p);
+    s.pairs = plan->choice.pairs;
     if (s.pairs) {
         if (!pairs_in_place(&p->k, p->dim_qk)) {
             s.room.k = scratch_take(base, &s.bytes, keys * (size_t)pairs_of(p->dim_qk) * sizeof(float));
@@ -66,7 +66,7 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
         return s;
     }
 #endif
-    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys);
+    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, plan->choice.block_q > ATTN__BLOCK);
     return s;
 }
 
@@ -158,7 +158,7 @@ VEC_INLINE void softmax_as(const softmax_form form, float *scores, int count, fl
                 if (n + 1 < count) {
                     odd = softmax_row(form, scores, keep, at + ATTN_LANES, scale, subtract[v], &sum[v]);
                 }
-                p = vf_pair(p, odd);
+                p = form & SOFTMAX_KEEP ? vf_pair(vf_abs(p), vf_abs(odd)) : vf_pair(p, odd); /* dropped is -0 */
                 at = (int64_t)(n / 2) * ATTN_LANES + v * ATTN_W;
             }
 #endif

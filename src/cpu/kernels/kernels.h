@@ -15,7 +15,8 @@ static size_t gradient_scratch_bytes(const attn_plan *plan) {
 
 #define ATTN__KERNELS                                                                                                  \
     {                                                                                                                  \
-        ATTN_LANES, {forward_scratch_bytes, forward, finish}, {few_scratch_bytes, few_forward, few_finish}, {          \
+        ATTN_LANES, ATTN_HAVE_DOT2, {forward_scratch_bytes, forward, finish},                                          \
+            {few_scratch_bytes, few_forward, few_finish}, {                                                            \
             gradient_scratch_bytes, backward, backward_finish, dbias, dsink                                            \
         }                                                                                                              \
     }

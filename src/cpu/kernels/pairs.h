@@ -9,9 +9,6 @@
 
 #if ATTN_HAVE_DOT2
 
-static inline bool pairs_usable(const attn_problem *p) {
-    return p->q.dtype == ATTN_BF16 && p->k.dtype == ATTN_BF16 && p->v.dtype == ATTN_BF16;
-}
 static inline int64_t pairs_of(int64_t n) {
     return (n + 1) / 2;
 }
