@@ -5,7 +5,8 @@
  *
  * with the reference in float64 from the same rounded inputs. The plain computation's error on a tensor of a few
  * elements is small by luck now and then; when a result misses the bound, the plain error is measured again over
- * further draws of the same problem, and the largest counts. Where the true value cancels (a row that sees one key has
+ * further draws of the same problem, and so is what exact arithmetic loses by the types alone (backward reads an o that
+ * was rounded to 16 bits); the largest counts. Where the true value cancels (a row that sees one key has
  * dq = 0) both errors are float32 rounding noise of the terms; four such roundings are always allowed. judge.c has one
  * more allowance, for gradients of very large scores. */
 #ifndef TESTS_SUPPORT_JUDGE_H
