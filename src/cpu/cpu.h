@@ -142,7 +142,7 @@ typedef struct attn__kernels {
 } attn__kernels;
 
 extern const attn__kernels attn__kernels_generic, attn__kernels_avx2, attn__kernels_avx512, attn__kernels_avx512bf16,
-    attn__kernels_neon;
+    attn__kernels_amx, attn__kernels_neon;
 
 attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error);
 attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,

@@ -313,14 +313,24 @@ static key_block forward_keys(const attn__forward_task *task, const forward_scra
     return key_block_load(p, args, &s->room, sequence, task->head_kv, row, count);
 }
 
+typedef struct forward_walker {
+    const attn__forward_task *task;
+    const score_rule *rule;
+    const forward_scratch *s;
+    int n_blocks;
+} forward_walker;
+
 /* All row blocks against rows [row, row + count) of one key segment. */
-static void forward_key_block(const attn__forward_task *task, const score_rule *rule, const forward_scratch *s,
-                              int n_blocks, const attn_segment *segment, int64_t row, int64_t count) {
+static void forward_key_block(void *context, const attn_segment *segment, int64_t row, int64_t count) {
+    const forward_walker *walker = context;
+    const attn__forward_task *task = walker->task;
+    const score_rule *rule = walker->rule;
+    const forward_scratch *s = walker->s;
     const attn_problem *p = rule->problem;
     const int64_t base = segment->position + row;
     bool loaded = false;
     key_block keys = {0};
-    for (int b = 0; b < n_blocks; b++) {
+    for (int b = 0; b < walker->n_blocks; b++) {
         forward_block *block = &s->blocks[b];
         int64_t begin = base, end = base + count;
         score_span span = score_band_span(&p->band, &block->rows.lanes, &begin, &end);
@@ -348,6 +358,24 @@ static void forward_key_block(const attn__forward_task *task, const score_rule *
     }
 }
 
+/* Calls visit for the task's keys, a block at a time: rows [row, row + count) of a segment. */
+typedef void (*forward_visit)(void *context, const attn_segment *segment, int64_t row, int64_t count);
+static void forward_walk(const attn__forward_task *task, forward_visit visit, void *context) {
+    const attn__run *run = task->run;
+    const int64_t block = run->plan->choice.block_kv;
+    int64_t first, last, before = 0; /* keys of earlier segments */
+    attn__side_range(&run->kv, task->rows.segment.sequence, &first, &last);
+    for (int64_t n = first; n < last; n++) {
+        attn_segment segment = attn__side_segment(&run->kv, n);
+        int64_t begin = task->key_begin > before ? task->key_begin - before : 0;
+        int64_t end = task->key_end - before < segment.rows ? task->key_end - before : segment.rows;
+        for (int64_t row = begin; row < end; row += block) {
+            visit(context, &segment, row, end - row < block ? end - row : block);
+        }
+        before += segment.rows;
+    }
+}
+
 static void forward(const attn__forward_task *task, void *scratch) {
     const attn__run *run = task->run;
     const attn_problem *p = run->problem;
@@ -364,18 +392,7 @@ static void forward(const attn__forward_task *task, void *scratch) {
         forward_block_start(block, &rule, task, row, s.pairs);
         n_blocks++;
     }
-    int64_t first, last, before = 0; /* keys of earlier segments */
-    attn__side_range(&run->kv, task->rows.segment.sequence, &first, &last);
-    for (int64_t n = first; n < last; n++) {
-        attn_segment segment = attn__side_segment(&run->kv, n);
-        int64_t begin = task->key_begin > before ? task->key_begin - before : 0;
-        int64_t end = task->key_end - before < segment.rows ? task->key_end - before : segment.rows;
-        for (int64_t row = begin; row < end; row += run->plan->choice.block_kv) {
-            int64_t count = end - row < run->plan->choice.block_kv ? end - row : run->plan->choice.block_kv;
-            forward_key_block(task, &rule, &s, n_blocks, &segment, row, count);
-        }
-        before += segment.rows;
-    }
+    forward_walk(task, forward_key_block, &(forward_walker){task, &rule, &s, n_blocks});
     if (!task->partial) {
         for (int b = 0; b < n_blocks; b++) {
             forward_finish(task, &s.blocks[b]);

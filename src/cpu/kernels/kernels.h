@@ -13,10 +13,13 @@ static size_t gradient_scratch_bytes(const attn_plan *plan) {
     return rows > sums ? rows : sums;
 }
 
+/* forward_amx.h puts its own in their place. */
+#define ATTN__PAIRS   ATTN_HAVE_DOT2
+#define ATTN__FORWARD forward_scratch_bytes, forward
+
 #define ATTN__KERNELS                                                                                                  \
     {                                                                                                                  \
-        ATTN_LANES, ATTN_HAVE_DOT2, {forward_scratch_bytes, forward, finish},                                          \
-            {few_scratch_bytes, few_forward, few_finish}, {                                                            \
+        ATTN_LANES, ATTN__PAIRS, {ATTN__FORWARD, finish}, {few_scratch_bytes, few_forward, few_finish}, {              \
             gradient_scratch_bytes, backward, backward_finish, dbias, dsink                                            \
         }                                                                                                              \
     }

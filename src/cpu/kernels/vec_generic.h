@@ -5,10 +5,12 @@
 
 #include "base/dtype.h"
 
+#ifndef ATTN_W /* a test may take other widths */
 #define ATTN_W         4
 #define ATTN_NV        2
 #define ATTN_ROWS      4
 #define ATTN_HAVE_DOT2 0
+#endif
 #include "vec_types.h"
 
 VEC_INLINE vf vf_fma(vf a, vf b, vf c) {
@@ -47,10 +49,12 @@ VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
         p[lane] = attn__f32_to_f16(x[lane]);
     }
 }
-VEC_INLINE vf vf_sums(const vf a[4]) {
+VEC_INLINE vf vf_sums(const vf a[ATTN_W]) {
     vf sums = {0};
-    for (int i = 0; i < 4; i++) {
-        sums[i] = (a[i][0] + a[i][1]) + (a[i][2] + a[i][3]);
+    for (int i = 0; i < ATTN_W; i++) {
+        for (int lane = 0; lane < ATTN_W; lane += 4) {
+            sums[i] += (a[i][lane] + a[i][lane + 1]) + (a[i][lane + 2] + a[i][lane + 3]);
+        }
     }
     return sums;
 }
