@@ -62,6 +62,45 @@ static __attribute__((unused)) key_block key_block_load(const attn_problem *p, c
     return keys;
 }
 
+/* Rows of the next key block, fetched a few at a time between the tiles of this one. Worth it where rows lie apart:
+ * each begins on a page of its own then, and no hardware prefetcher follows. */
+typedef struct key_ahead {
+    const char *k, *v;
+    int64_t k_row, v_row, k_bytes, v_bytes; /* strides and lengths of rows in bytes */
+    int64_t rows, done, each;
+} key_ahead;
+
+/* rows from `row` on, spread over `tiles` tiles. */
+static __attribute__((unused)) key_ahead key_ahead_make(const attn_problem *p, const attn_args *args, int64_t sequence,
+                                                        int64_t head_kv, int64_t row, int64_t rows, int64_t tiles) {
+    const int64_t k_size = (int64_t)attn_dtype_size(p->k.dtype), v_size = (int64_t)attn_dtype_size(p->v.dtype);
+    key_ahead ahead = {(const char *)args->k, (const char *)args->v, 0, 0, 0, 0, 0, 0, 0};
+    bool apart = p->k.stride[2] != p->dim_qk || p->v.stride[2] != p->dim_v;
+    if (!apart || rows <= 0 || tiles <= 0 || p->k.stride[3] != 1 || p->v.stride[3] != 1) {
+        return ahead;
+    }
+    ahead.k += attn__row_offset(&p->k, sequence, head_kv, row) * k_size;
+    ahead.v += attn__row_offset(&p->v, sequence, head_kv, row) * v_size;
+    ahead.k_row = p->k.stride[2] * k_size;
+    ahead.v_row = p->v.stride[2] * v_size;
+    ahead.k_bytes = p->dim_qk * k_size;
+    ahead.v_bytes = p->dim_v * v_size;
+    ahead.rows = rows;
+    ahead.each = (rows + tiles - 1) / tiles;
+    return ahead;
+}
+
+static __attribute__((unused)) void key_ahead_step(key_ahead *ahead) {
+    for (int64_t n = 0; n < ahead->each && ahead->done < ahead->rows; n++, ahead->done++) {
+        for (int64_t at = 0; at < ahead->k_bytes; at += 64) {
+            __builtin_prefetch(ahead->k + ahead->done * ahead->k_row + at, 0, 2);
+        }
+        for (int64_t at = 0; at < ahead->v_bytes; at += 64) {
+            __builtin_prefetch(ahead->v + ahead->done * ahead->v_row + at, 0, 2);
+        }
+    }
+}
+
 /* x - x is 0 for numbers and NaN for NaN and inf. */
 static __attribute__((unused)) bool rows_finite(const float *rows, int64_t row_stride, int64_t count, int64_t dim) {
     vf all = vf_set(0.0f);

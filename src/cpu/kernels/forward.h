@@ -226,9 +226,30 @@ static bool forward_careful(const forward_scratch *s, const key_block *keys, int
     return !rows_finite(keys->v, keys->v_row, count, dim_v);
 }
 
+/* Raw scores of one group. Fetching ahead cuts the panel into its tiles. */
+static void forward_scores(const forward_scratch *s, attn__operands qk, int count, float *scores, float *top,
+                           key_ahead *ahead) {
+    for (int n = 0; n < count;) {
+        int rows = count - n;
+        if (ahead->done < ahead->rows) {
+            key_ahead_step(ahead);
+            rows = rows < ATTN_ROWS ? rows : ATTN_ROWS;
+        }
+#if ATTN_HAVE_DOT2
+        (s->pairs ? panel_scores_pairs : panel_scores)(rows, qk, scores, ATTN_LANES, top);
+#else
+        (void)s;
+        panel_scores(rows, qk, scores, ATTN_LANES, top);
+#endif
+        qk.b += rows * qk.b_row;
+        scores += (int64_t)rows * ATTN_LANES;
+        n += rows;
+    }
+}
+
 /* One row block against keys j ... j + count - 1, whose rows start at `keys`. */
 static void forward_step(const attn__forward_task *task, const score_rule *rule, const forward_scratch *s,
-                         forward_block *block, key_block keys, int64_t j, int count, bool edge) {
+                         forward_block *block, key_block keys, key_ahead *ahead, int64_t j, int count, bool edge) {
     const attn_problem *p = rule->problem;
     const bool masked = edge || rule->has_extra;
     const bool careful = masked && forward_careful(s, &keys, count, p->dim_v);
@@ -242,11 +263,7 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
         for (int lane = 0; lane < ATTN_LANES; lane++) {
             top[lane] = -INFINITY;
         }
-#if ATTN_HAVE_DOT2
-        (s->pairs ? panel_scores_pairs : panel_scores)(count, qk, scores, ATTN_LANES, top);
-#else
-        panel_scores(count, qk, scores, ATTN_LANES, top);
-#endif
+        forward_scores(s, qk, count, scores, top, ahead);
         if (edge || !rule->plain) {
             score_apply(rule, &block->rows, group, edge,
                         rule->has_extra ? s->extra + (int64_t)group * count * ATTN_LANES : NULL, j, count, scores, top,
@@ -328,8 +345,10 @@ static void forward_key_block(void *context, const attn_segment *segment, int64_
     const forward_scratch *s = walker->s;
     const attn_problem *p = rule->problem;
     const int64_t base = segment->position + row;
+    const int64_t block_kv = task->run->plan->choice.block_kv, left = segment->rows - row - count;
     bool loaded = false;
     key_block keys = {0};
+    key_ahead ahead = {0};
     for (int b = 0; b < walker->n_blocks; b++) {
         forward_block *block = &s->blocks[b];
         int64_t begin = base, end = base + count;
@@ -349,12 +368,15 @@ static void forward_key_block(void *context, const attn_segment *segment, int64_
         }
         if (!loaded) {
             keys = forward_keys(task, s, segment->sequence, segment->first + row, count);
+            ahead = key_ahead_make(p, rule->args, segment->sequence, task->head_kv, segment->first + row + count,
+                                   left < block_kv ? left : block_kv,
+                                   (walker->n_blocks - b) * (block->groups * count / ATTN_ROWS));
             loaded = true;
         }
         key_block cut = keys;
         cut.k += (begin - base) * keys.k_row;
         cut.v += (begin - base) / (s->pairs ? 2 : 1) * keys.v_row;
-        forward_step(task, rule, s, block, cut, begin, (int)(end - begin), span == SPAN_EDGE);
+        forward_step(task, rule, s, block, cut, &ahead, begin, (int)(end - begin), span == SPAN_EDGE);
     }
 }
 
