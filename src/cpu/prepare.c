@@ -88,6 +88,7 @@ static void choose_backward(attn_plan *plan) {
     attn__choice *c = &plan->choice;
     int64_t keys = p->tokens_kv > 0 ? p->tokens_kv : 1, tasks = p->batch * p->heads_kv;
     c->group = p->tokens_q < ATTN__BLOCK && p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
+    c->pairs = chooses_pairs(plan) && p->dout.dtype == ATTN_BF16;
     c->block_kv = plan->hints.block_kv > 0 ? smaller(plan->hints.block_kv, keys) : BLOCK_KV;
     c->block_q = plan->hints.block_q > 0 ? smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS) : ATTN__BLOCK;
     c->splits = 1;

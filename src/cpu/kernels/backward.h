@@ -2,22 +2,27 @@
  * Backward of dq, dk and dv: one task is a chunk of the keys of one (sequence, kv head) against all its query rows.
  *
  * For each few blocks of 64 rows and each key block:
- *   P^T, dS^T (gradient_pairs.h),   dV += P^T dO,   dK += dS^T Q,   dQ^T += K^T dS^T
+ *   P^T, dS^T (gradient_scores.h),   dV += P^T dO,   dK += dS^T Q,   dQ^T += K^T dS^T (gradient_products.h)
  * dK and dV of the whole chunk stay in the thread's scratch as column tiles [tile][key][ATTN_LANES], so the sum over
  * the query heads of a kv head costs nothing; they are complete, and stored, when the task ends. dQ is complete when
  * the chunk is the whole sequence; else each chunk leaves its part and backward_finish adds them in order. The scale is
  * applied once, at the end.
  *
- * Where a block has hidden pairs and K, Q or dO hold NaN or inf, the product that reads them goes pair by pair. */
+ * With `words` (all of q, k, v and dout bf16, and an instruction that multiplies pairs of them) P^T and dS^T are
+ * rounded to bf16 and the products go by pairs: of dims for the scores, of rows for dV and dK, of keys for dQ; sums are
+ * float32.
+ *
+ * Where a block has hidden pairs and K, Q or dO hold NaN or inf, the product that reads them goes pair by pair, on
+ * floats. */
 #ifndef ATTN_CPU_BACKWARD_H
 #define ATTN_CPU_BACKWARD_H
 
-#include "gradient_pairs.h"
+#include "gradient_products.h"
 
 typedef struct backward_scratch {
     gradient_rows *blocks; /* [ATTN__MAX_BLOCKS at most] */
-    gradient_pairs pairs;
-    key_room room;
+    gradient_scores scores;
+    gradient_room room;
     float *ones;    /* [ATTN_LANES] */
     float *dk, *dv; /* [tile][chunk][ATTN_LANES] */
     int64_t chunk;
@@ -34,13 +39,13 @@ static backward_scratch backward_carve(const attn_plan *plan, void *base) {
     backward_scratch s = {.chunk = attn__chunk_keys(&plan->choice, p->tokens_kv)};
     s.blocks = scratch_take(base, &s.bytes, (size_t)row_blocks(plan) * sizeof(gradient_rows));
     for (int64_t n = 0; n < row_blocks(plan); n++) {
-        gradient_rows block = gradient_rows_take(base, &s.bytes, p, true);
+        gradient_rows block = gradient_rows_take(base, &s.bytes, plan, true);
         if (base) {
             s.blocks[n] = block;
         }
     }
-    s.pairs = gradient_pairs_take(base, &s.bytes, p, plan->choice.block_kv);
-    s.room = key_room_take(base, &s.bytes, p, plan->choice.block_kv, false);
+    s.scores = gradient_scores_take(base, &s.bytes, p, plan->choice.block_kv);
+    s.room = gradient_room_take(base, &s.bytes, plan);
     s.ones = scratch_take(base, &s.bytes, ATTN_LANES * sizeof(float));
     s.turn = scratch_take(base, &s.bytes, (size_t)p->dim_qk * ATTN_W * sizeof(float));
     s.dk = scratch_take(base, &s.bytes, (size_t)(tile_count(p->dim_qk) * s.chunk) * ATTN_LANES * sizeof(float));
@@ -52,42 +57,39 @@ static size_t backward_scratch_bytes(const attn_plan *plan) {
     return backward_carve(plan, NULL).bytes;
 }
 
-static void sum_add(int64_t rows, attn__operands o, float *c, const float *ones, bool careful, seen_pairs seen) {
-    if (careful) {
-        panel_add_careful(rows, o, c, ATTN_LANES, ones, seen);
-    } else {
-        panel_add(rows, o, c, ATTN_LANES, ones);
-    }
-}
-
 /* One row block against keys j ... j + count - 1; `at` is the first one's place in the chunk. */
 static void backward_step(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
-                          gradient_rows *block, key_block keys, int64_t j, int64_t at, int count, bool edge) {
+                          gradient_rows *block, gradient_keys keys, int64_t j, int64_t at, int count, bool edge) {
     const attn_problem *p = rule->problem;
     const attn_args *args = rule->args;
-    const gradient_pairs *pairs = &s->pairs;
-    const bool masked = edge || rule->has_extra;
-    const bool careful_k = masked && args->dq && !rows_finite(keys.k, keys.k_row, count, p->dim_qk);
-    const bool careful_q = masked && !block->q_finite, careful_dout = masked && !block->dout_finite;
-    const seen_pairs by_lane = {pairs->seen, 0, PAIR_ROW, 1}, by_row = {pairs->seen, PAIR_ROW, 1, 0};
-    const int rows = block->rows.lanes.count;
-    gradient_pairs_fill(pairs, block, task->run, rule, keys, j, count, edge, true,
-                        careful_k || careful_q || careful_dout);
-    for (int64_t tile = 0; args->dv && tile < tile_count(p->dim_v); tile++) {
-        attn__operands o = {pairs->p,   PAIR_ROW, 1, block->dout_tiles + tile * ATTN__BLOCK * ATTN_LANES,
-                            ATTN_LANES, rows};
-        sum_add(count, o, s->dv + (tile * s->chunk + at) * ATTN_LANES, s->ones, careful_dout, by_row);
+    const gradient_scores *g = &s->scores;
+    const attn__lanes *lanes = &block->rows.lanes;
+    const int64_t c_tile = s->chunk * ATTN_LANES;
+    const float *q_tiles = block->q_tiles, *dout_tiles = block->dout_tiles;
+    product_form form = {block->words, false};
+    form.careful = (edge || rule->has_extra) &&
+                   (!block->q_finite || !block->dout_finite || !gradient_keys_finite(&keys, count, p->dim_qk));
+    score_wish wish = {.edge = edge, .bend = true, .seen = form.careful, .half = form.words && !form.careful};
+    gradient_scores_fill(g, block, task->run, rule, keys.rows, j, count, wish);
+#if ATTN_HAVE_DOT2
+    if (form.words && form.careful) {
+        pairs_split_rows(keys.rows.k, keys.rows.k_row, count, p->dim_qk, s->room.k_rows);
+        gradient_rows_tile(lanes, &p->q, args->q, p->dim_qk, s->room.q_tiles);
+        gradient_rows_tile(lanes, &p->dout, args->dout, p->dim_v, s->room.dout_tiles);
+        keys = (gradient_keys){{s->room.k_rows, NULL, p->dim_qk, 0}, NULL};
+        q_tiles = s->room.q_tiles;
+        dout_tiles = s->room.dout_tiles;
+        form.words = false;
     }
-    for (int64_t tile = 0; args->dk && tile < tile_count(p->dim_qk); tile++) {
-        attn__operands o = {pairs->ds, PAIR_ROW, 1, block->q_tiles + tile * ATTN__BLOCK * ATTN_LANES, ATTN_LANES, rows};
-        sum_add(count, o, s->dk + (tile * s->chunk + at) * ATTN_LANES, s->ones, careful_q, by_row);
+#endif
+    if (args->dv) {
+        product_keys(form, g->p, dout_tiles, lanes, p->dim_v, count, s->dv + at * ATTN_LANES, c_tile, s->ones, g->seen);
     }
-    for (int group = 0; args->dq && group < block->groups; group++) {
-        const int64_t lane = (int64_t)group * ATTN_LANES;
-        attn__operands o = {keys.k, 1, keys.k_row, pairs->ds + lane, PAIR_ROW, count};
-        seen_pairs seen = by_lane;
-        seen.at += lane;
-        sum_add(p->dim_qk, o, block->dq + lane * p->dim_qk, s->ones, careful_k, seen);
+    if (args->dk) {
+        product_keys(form, g->ds, q_tiles, lanes, p->dim_qk, count, s->dk + at * ATTN_LANES, c_tile, s->ones, g->seen);
+    }
+    if (args->dq) {
+        product_rows(form, &keys, g, &s->room, block, p->dim_qk, count, s->ones);
     }
 }
 
@@ -134,25 +136,30 @@ static void backward_key_block(const attn__backward_task *task, const score_rule
                                int64_t count) {
     const int64_t row = piece->row + from, base = piece->segment.position + row;
     bool loaded = false;
-    key_block keys = {0};
+    gradient_keys keys = {{NULL, NULL, 0, 0}, NULL};
     for (int b = 0; b < n_blocks; b++) {
         gradient_rows *block = blocks[b];
         int64_t begin = base, end = base + count;
         score_span span = score_band_span(&rule->problem->band, &block->rows.lanes, &begin, &end);
-        if (span == SPAN_HIDDEN || (rule->has_extra && !score_extra(rule, &block->rows, block->groups, begin,
-                                                                    (int)(end - begin), s->pairs.extra))) {
+        if (span == SPAN_HIDDEN) {
+            continue;
+        }
+#if ATTN_HAVE_DOT2
+        if (block->words && pairs_whole(base, count, &begin, &end)) {
+            span = SPAN_EDGE; /* the band hides what a cut leaves over */
+        }
+#endif
+        if (rule->has_extra &&
+            !score_extra(rule, &block->rows, block->groups, begin, (int)(end - begin), s->scores.extra)) {
             continue;
         }
         if (!loaded) {
-            keys = key_block_load(rule->problem, rule->args, &s->room, task->sequence, task->head_kv,
-                                  piece->segment.first + row, count);
+            keys = gradient_keys_load(rule->problem, rule->args, &s->room, task->sequence, task->head_kv,
+                                      piece->segment.first + row, count);
             loaded = true;
         }
-        key_block cut = keys;
-        cut.k += (begin - base) * keys.k_row;
-        cut.v += (begin - base) * keys.v_row;
-        backward_step(task, rule, s, block, cut, begin, piece->at + from + begin - base, (int)(end - begin),
-                      span == SPAN_EDGE || block->closed);
+        backward_step(task, rule, s, block, gradient_keys_cut(keys, begin - base, rule->problem->dim_qk), begin,
+                      piece->at + from + begin - base, (int)(end - begin), span == SPAN_EDGE || block->closed);
     }
 }
 

@@ -356,13 +356,11 @@ static void forward_key_block(void *context, const attn_segment *segment, int64_
         if (span == SPAN_HIDDEN) {
             continue;
         }
-        if (s->pairs) { /* whole pairs: the band hides what a cut leaves over */
-            int64_t whole_begin = begin - ((begin - base) & 1), whole_end = end + ((end - base) & 1);
-            whole_end = whole_end > base + count ? base + count : whole_end;
-            span = whole_begin != begin || whole_end != end ? SPAN_EDGE : span;
-            begin = whole_begin;
-            end = whole_end;
+#if ATTN_HAVE_DOT2
+        if (s->pairs && pairs_whole(base, count, &begin, &end)) {
+            span = SPAN_EDGE; /* the band hides what a cut leaves over */
         }
+#endif
         if (rule->has_extra && !score_extra(rule, &block->rows, block->groups, begin, (int)(end - begin), s->extra)) {
             continue;
         }

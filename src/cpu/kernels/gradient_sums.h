@@ -5,19 +5,19 @@
 #ifndef ATTN_CPU_GRADIENT_SUMS_H
 #define ATTN_CPU_GRADIENT_SUMS_H
 
-#include "gradient_pairs.h"
+#include "gradient_scores.h"
 
 typedef struct sums_scratch {
     gradient_rows block;
-    gradient_pairs pairs;
+    gradient_scores scores;
     key_room room;
     size_t bytes;
 } sums_scratch;
 
 static sums_scratch sums_carve(const attn_plan *plan, void *base) {
     sums_scratch s = {.bytes = 0};
-    s.block = gradient_rows_take(base, &s.bytes, &plan->problem, false);
-    s.pairs = gradient_pairs_take(base, &s.bytes, &plan->problem, plan->choice.block_kv);
+    s.block = gradient_rows_take(base, &s.bytes, plan, false);
+    s.scores = gradient_scores_take(base, &s.bytes, &plan->problem, plan->choice.block_kv);
     s.room = key_room_take(base, &s.bytes, &plan->problem, plan->choice.block_kv, false);
     return s;
 }
@@ -37,9 +37,9 @@ static int64_t smaller(int64_t a, int64_t b) {
 static void dbias_add(const attn__dbias_task *task, const attn__lanes *lanes, const float *ds, int64_t j, int count) {
     const int64_t *stride = task->run->problem->dbias.stride;
     float *out = (float *)task->run->args->dbias + task->batch * stride[0] + task->head * stride[1];
-    float columns[PAIR_ROW] = {0}, total = 0.0f;
+    float columns[SCORE_ROW] = {0}, total = 0.0f;
     for (int n = 0; n < count; n++) {
-        const float *row = ds + (int64_t)n * PAIR_ROW;
+        const float *row = ds + (int64_t)n * SCORE_ROW;
         float *at = out + (j + n) * stride[3], sum = 0.0f;
         for (int lane = 0; lane < lanes->count; lane++) {
             if (stride[3] == 0) {
@@ -77,14 +77,14 @@ static void dbias_keys(const attn__dbias_task *task, const score_rule *rule, sum
         score_span span = score_band_span(&run->problem->band, &s->block.rows.lanes, &begin, &end);
         int count = (int)(end - begin);
         if (span == SPAN_HIDDEN ||
-            (rule->has_extra && !score_extra(rule, &s->block.rows, s->block.groups, begin, count, s->pairs.extra))) {
+            (rule->has_extra && !score_extra(rule, &s->block.rows, s->block.groups, begin, count, s->scores.extra))) {
             continue;
         }
         key_block keys = key_block_load(run->problem, run->args, &s->room, segment->sequence, head_kv,
                                         segment->first + begin - segment->position, count);
-        gradient_pairs_fill(&s->pairs, &s->block, run, rule, keys, begin, count, span == SPAN_EDGE || s->block.closed,
-                            false, false);
-        dbias_add(task, &s->block.rows.lanes, s->pairs.ds, begin, count);
+        score_wish wish = {.edge = span == SPAN_EDGE || s->block.closed};
+        gradient_scores_fill(&s->scores, &s->block, run, rule, keys, begin, count, wish);
+        dbias_add(task, &s->block.rows.lanes, s->scores.ds, begin, count);
     }
 }
 

@@ -68,6 +68,50 @@ static __attribute__((noinline, unused)) void pairs_interleave_rows(const uint16
     }
 }
 
+/* Rows in pairs (2n, 2n + 1) as column tiles [tile][pair][ATTN_LANES], tile t at out + t * tile_words, zeros past `dim`
+ * and for a last row without partner. */
+static __attribute__((noinline, unused)) void pairs_to_tiles(const void *const *rows, int count, int64_t dim,
+                                                             int64_t dim_stride, float *out, int64_t tile_words) {
+    const int64_t padded = (dim + ATTN_LANES - 1) / ATTN_LANES * ATTN_LANES;
+    for (int n = 0; n < count; n += 2) {
+        const uint16_t *even = rows[n], *odd = n + 1 < count ? rows[n + 1] : NULL;
+        int64_t d = 0;
+        if (dim_stride == 1 && odd) {
+            for (; d + ATTN_W <= dim; d += ATTN_W) {
+                float *at = out + d / ATTN_LANES * tile_words + n / 2 * ATTN_LANES + d % ATTN_LANES;
+                vf_store(at, (vf)((vu)vf_widen_bf16(even + d) >> 16 | (vu)vf_widen_bf16(odd + d)));
+            }
+        }
+        for (; d < padded; d++) {
+            float *at = out + d / ATTN_LANES * tile_words + n / 2 * ATTN_LANES + d % ATTN_LANES;
+            uint32_t low = d < dim ? even[d * dim_stride] : 0, high = d < dim && odd ? odd[d * dim_stride] : 0;
+            *at = attn__bits_f32(low | high << 16);
+        }
+    }
+}
+
+/* Extends keys [*begin, *end) of a block [base, base + count) to whole pairs of the block; true if that took keys in.
+ */
+static inline bool pairs_whole(int64_t base, int64_t count, int64_t *begin, int64_t *end) {
+    int64_t first = *begin - ((*begin - base) & 1), last = *end + ((*end - base) & 1);
+    last = last > base + count ? base + count : last;
+    bool wider = first != *begin || last != *end;
+    *begin = first;
+    *end = last;
+    return wider;
+}
+
+/* Rows of words as float rows, for the careful path. */
+static __attribute__((unused)) void pairs_split_rows(const float *words, int64_t row, int64_t count, int64_t dim,
+                                                     float *out) {
+    for (int64_t n = 0; n < count; n++) {
+        const uint16_t *halves = (const uint16_t *)(const void *)(words + n * row);
+        for (int64_t d = 0; d < dim; d++) {
+            out[n * dim + d] = attn__bf16_to_f32(halves[d]);
+        }
+    }
+}
+
 /* Is no half of `words` words NaN or inf? */
 static __attribute__((unused)) bool pairs_finite(const float *words, int64_t count) {
     const uint32_t low = 0x7f80u, high = 0x7f800000u;

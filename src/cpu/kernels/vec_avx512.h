@@ -63,6 +63,9 @@ VEC_INLINE vf vf_widen_bf16(const uint16_t *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }
 #if ATTN_HAVE_DOT2
+VEC_INLINE void vf_narrow_bf16(uint16_t *p, vf x) {
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
 VEC_INLINE vf vf_dot2(vf acc, vf x, vf b) {
     return (vf)_mm512_dpbf16_ps(acc, (__m512bh)x, (__m512bh)b);
 }

@@ -27,7 +27,11 @@ VEC_INLINE void vf_store_as(const attn_dtype dtype, void *p, vf x) {
     } else if (dtype == ATTN_F16) {
         vf_narrow_f16(p, x);
     } else {
+#if ATTN_HAVE_DOT2 && defined(__AVX512BF16__)
+        vf_narrow_bf16(p, x); /* takes subnormals for 0 */
+#else
         *(v16_any *)p = __builtin_convertvector(vf_bf16_bits(x), v16_any);
+#endif
     }
 }
 
