@@ -176,7 +176,7 @@ static void test_memory_forms(void **state) {
         }
         c.recipes++;
         trial *t = recipe_trial(&p);
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result base;
             if (run_trial(t, &how, &base) != RUN_DONE) {
@@ -228,7 +228,7 @@ static void test_other_sequences_do_not_matter(void **state) {
                 u->value[ids[k]][i] = i % 7 ? 3 : NAN;
             }
         }
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result a, b;
             char where[200];
@@ -264,7 +264,7 @@ static void test_outputs_left_out(void **state) {
         }
         c.recipes++;
         trial *t = recipe_trial(&p);
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result base;
             if (run_trial(t, &how, &base) != RUN_DONE) {
