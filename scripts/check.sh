@@ -169,6 +169,23 @@ check_words() {
     return $bad
 }
 
+# The README's example is examples/01_first.c, and files that the documents name exist.
+check_docs() {
+    local bad=0 document path
+    sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' | diff -u - <(sed '1,/\*\/$/d' examples/01_first.c) || {
+        echo "the README's example differs from examples/01_first.c"
+        bad=1
+    }
+    while read -r document; do
+        while read -r path; do
+            compgen -G "$path" >/dev/null || { echo "$document names $path, which does not exist"; bad=1; }
+        done < <(grep -oE '(^|[`( ])(src|docs|ref|cli|tests|examples|scripts|cmake|demo|bench|data|include)/[A-Za-z0-9_./*-]*' \
+            "$document" | sed 's/^[`( ]//; s/[.]$//' | grep -vE 'NAME|_ISA' | sort -u)
+    done < <(sources '*.md')
+    [ $bad = 0 ] && echo "documents: examples and paths hold"
+    return $bad
+}
+
 check_format-check() {
     need clang-format
     sources '*.c' '*.h' | xargs clang-format --dry-run -Werror
