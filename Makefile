@@ -32,7 +32,7 @@ install: all
 format:
 	@clang-format -i $$(git ls-files '*.c' '*.h')
 
-format-check analyze asan ubsan tsan fuzz neon header symbols includes words package:
+format-check analyze asan ubsan tsan fuzz neon header symbols includes words docs package:
 	@scripts/setup.sh test
 	@scripts/check.sh $@
 
@@ -40,4 +40,4 @@ clean:
 	@cmake -E rm -rf $(BUILD)
 
 .PHONY: all demo test quick setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
-        words package clean
+        words docs package clean

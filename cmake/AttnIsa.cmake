@@ -3,12 +3,12 @@
 # each set that stays, <prefix>_<ISA> is defined to 1, from which the list of implementations is made.
 set(attn_x86_common -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
 set(attn_isa_order generic avx2 avx512 avx512bf16 amx neon)
-set(attn_flags_generic -O3)
-set(attn_flags_avx2 -O3 -mavx2 -mfma -mf16c)
-set(attn_flags_avx512 -O3 ${attn_x86_common})
-set(attn_flags_avx512bf16 -O3 ${attn_x86_common} -mavx512bf16)
-set(attn_flags_amx -O3 ${attn_x86_common} -mavx512bf16 -mamx-tile -mamx-bf16)
-set(attn_flags_neon -O3)
+set(attn_flags_generic -O3 -g1)
+set(attn_flags_avx2 -O3 -g1 -mavx2 -mfma -mf16c)
+set(attn_flags_avx512 -O3 -g1 ${attn_x86_common})
+set(attn_flags_avx512bf16 -O3 -g1 ${attn_x86_common} -mavx512bf16)
+set(attn_flags_amx -O3 -g1 ${attn_x86_common} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(attn_flags_neon -O3 -g1)
 
 function(attn_isa_usable isa result)
     set(usable TRUE)

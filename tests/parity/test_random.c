@@ -12,7 +12,7 @@
 #include "support/campaign.h"
 #include "support/machine.h"
 
-static const int64_t cases[] = {40, 700, 20000, 2000000};
+static const int64_t cases[] = {40, 1500, 20000, 2000000};
 
 static int level(void) {
     int intensity = machine_intensity();

@@ -107,7 +107,7 @@ static const recipe cases[] = {
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 
 static bool chosen(size_t n, size_t every) {
-    return machine_intensity() > 1 || (machine_intensity() == 1 ? true : n % every == 0);
+    return machine_intensity() > 0 || n % every == 0;
 }
 
 static void test_threads(void **state) {
@@ -119,7 +119,7 @@ static void test_threads(void **state) {
             p.dtype = dtypes[d];
             p.seed = n + 1;
             p.form = FORM_SLICE;
-            if (chosen(n + d, 7)) {
+            if (chosen(n + 2 * d, 9)) {
                 campaign_try_threads(&c, &p);
             }
         }
@@ -171,12 +171,12 @@ static void test_memory_forms(void **state) {
         if (n % 4 == 0) {
             p.tokens_kv = p.tokens_q; /* lets q, k and v share a buffer */
         }
-        if (!chosen(n, 5)) {
+        if (!chosen(n, 7)) {
             continue;
         }
         c.recipes++;
         trial *t = recipe_trial(&p);
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result base;
             if (run_trial(t, &how, &base) != RUN_DONE) {
@@ -217,7 +217,7 @@ static void test_other_sequences_do_not_matter(void **state) {
         recipe p = cases[n];
         p.dtype = dtypes[(n + 1) % 3];
         p.seed = n + 200;
-        if (p.batch < 2 || !chosen(n, 4)) {
+        if (p.batch < 2 || !chosen(n, 5)) {
             continue;
         }
         c.recipes++;
@@ -228,7 +228,7 @@ static void test_other_sequences_do_not_matter(void **state) {
                 u->value[ids[k]][i] = i % 7 ? 3 : NAN;
             }
         }
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result a, b;
             char where[200];
@@ -259,12 +259,12 @@ static void test_outputs_left_out(void **state) {
         recipe p = cases[n];
         p.dtype = dtypes[n % 3];
         p.seed = n + 300;
-        if (!chosen(n, 5)) {
+        if (!chosen(n, 7)) {
             continue;
         }
         c.recipes++;
         trial *t = recipe_trial(&p);
-        for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (const char *const *name = machine_implementations(machine_intensity() > 0); *name; name++) {
             run_options how = {.implementation = *name};
             result base;
             if (run_trial(t, &how, &base) != RUN_DONE) {

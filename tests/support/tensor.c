@@ -61,6 +61,7 @@ bool tensor_create(tensor *t, const form *f, attn_dtype dtype, const int64_t n[4
     pattern_of(dtype, output, pattern);
     memcpy(t->n, n, sizeof t->n);
     t->shared = false;
+    t->size = (int64_t)size;
     int64_t elements = form_layout(f, dtype, n, &t->layout, &t->origin);
     if (n[0] * n[1] * n[2] * n[3] == 0) {
         elements = f->offset;
@@ -83,6 +84,7 @@ bool tensor_create_joint(tensor *const parts[3], attn_dtype dtype, const int64_t
     for (int p = 0; p < 3; p++) {
         tensor *t = parts[p];
         memcpy(t->n, n[p], sizeof t->n);
+        t->size = (int64_t)size;
         t->layout.dtype = dtype;
         t->layout.stride[AXIS_DIM] = 1;
         t->layout.stride[AXIS_HEAD] = n[p][AXIS_DIM];
@@ -104,7 +106,7 @@ void tensor_destroy(tensor *t) {
 }
 
 void *tensor_base(const tensor *t) {
-    return t->memory->data + t->origin * (int64_t)attn_dtype_size(t->layout.dtype);
+    return t->memory->data + t->origin * t->size;
 }
 
 int64_t tensor_offset(const tensor *t, const int64_t at[4]) {
@@ -113,7 +115,7 @@ int64_t tensor_offset(const tensor *t, const int64_t at[4]) {
 }
 
 static unsigned char *element(const tensor *t, const int64_t at[4]) {
-    return (unsigned char *)tensor_base(t) + tensor_offset(t, at) * (int64_t)attn_dtype_size(t->layout.dtype);
+    return t->memory->data + (t->origin + tensor_offset(t, at)) * t->size;
 }
 
 void tensor_put(tensor *t, const int64_t at[4], double value) {

@@ -29,6 +29,7 @@ typedef struct tensor {
     attn_layout layout;
     int64_t n[4];
     int64_t origin; /* element of the memory where (0, 0, 0, 0) lies */
+    int64_t size;   /* bytes of an element */
     fence *memory;
     bool shared; /* the memory belongs to another tensor */
 } tensor;

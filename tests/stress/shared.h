@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * One planned pass with everything it needs, for tests that call the library again and again: inputs are shared,
+ * outputs and workspace belong to whoever runs it. */
+#ifndef TESTS_STRESS_SHARED_H
+#define TESTS_STRESS_SHARED_H
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/attn.h"
+#include "base/dtype.h"
+#include "support/random.h"
+
+enum { JOB_Q, JOB_K, JOB_V, JOB_DOUT, JOB_O, JOB_LSE, JOB_DQ, JOB_DK, JOB_DV, JOB_TENSORS };
+
+typedef struct job {
+    attn_plan *forward, *backward; /* backward NULL: not wanted */
+    size_t bytes[JOB_TENSORS];
+    void *input[JOB_O];
+} job;
+
+/* What one run owns. */
+typedef struct job_room {
+    void *output[JOB_TENSORS]; /* from JOB_O on */
+    void *workspace;
+    size_t workspace_size;
+} job_room;
+
+/* A dense problem with causal band; false if it is refused or memory is out. */
+static inline bool job_create(job *j, const attn_context *context, const char *implementation, const attn_problem *like,
+                              uint64_t seed, attn_error *error) {
+    attn_problem p = *like;
+    attn_hints hints = {.struct_size = sizeof hints, .implementation = implementation};
+    int64_t q = p.batch * p.heads_q * p.tokens_q, kv = p.batch * p.heads_kv * p.tokens_kv;
+    size_t size = attn_dtype_size(p.q.dtype);
+    const size_t bytes[JOB_TENSORS] = {
+        [JOB_Q] = (size_t)(q * p.dim_qk) * size,  [JOB_K] = (size_t)(kv * p.dim_qk) * size,
+        [JOB_V] = (size_t)(kv * p.dim_v) * size,  [JOB_DOUT] = (size_t)(q * p.dim_v) * size,
+        [JOB_O] = (size_t)(q * p.dim_v) * size,   [JOB_LSE] = (size_t)q * sizeof(float),
+        [JOB_DQ] = (size_t)(q * p.dim_qk) * size, [JOB_DK] = (size_t)(kv * p.dim_qk) * size,
+        [JOB_DV] = (size_t)(kv * p.dim_v) * size,
+    };
+    memset(j, 0, sizeof *j);
+    memcpy(j->bytes, bytes, sizeof bytes);
+    rng r = rng_seed(seed);
+    for (int n = 0; n < JOB_O; n++) {
+        j->input[n] = malloc(bytes[n] + 1);
+        for (size_t i = 0; j->input[n] && i < bytes[n] / size; i++) {
+            attn__store(p.q.dtype, j->input[n], (int64_t)i, rng_normal(&r));
+        }
+    }
+    p.pass = ATTN_FORWARD;
+    if (attn_plan_create(&j->forward, context, &p, &hints, error) != ATTN_OK) {
+        return false;
+    }
+    p.pass = ATTN_BACKWARD;
+    return attn_plan_create(&j->backward, context, &p, &hints, error) == ATTN_OK;
+}
+
+static inline void job_destroy(job *j) {
+    attn_plan_destroy(j->forward);
+    attn_plan_destroy(j->backward);
+    for (int n = 0; n < JOB_O; n++) {
+        free(j->input[n]);
+    }
+}
+
+static inline job_room job_room_create(const job *j) {
+    job_room room;
+    size_t forward = attn_plan_workspace(j->forward), backward = attn_plan_workspace(j->backward);
+    memset(&room, 0, sizeof room);
+    room.workspace_size = forward > backward ? forward : backward;
+    room.workspace = aligned_alloc(ATTN_WORKSPACE_ALIGNMENT, (room.workspace_size + 64) / 64 * 64);
+    for (int n = JOB_O; n < JOB_TENSORS; n++) {
+        room.output[n] = malloc(j->bytes[n] + 1);
+    }
+    return room;
+}
+
+static inline void job_room_destroy(job_room *room) {
+    free(room->workspace);
+    for (int n = JOB_O; n < JOB_TENSORS; n++) {
+        free(room->output[n]);
+    }
+}
+
+/* Forward, then backward. Outputs and workspace are poisoned before. */
+static inline bool job_run(const job *j, job_room *room, attn_error *error) {
+    attn_args args = attn_args_init();
+    memset(room->workspace, 0xFF, room->workspace_size);
+    for (int n = JOB_O; n < JOB_TENSORS; n++) {
+        memset(room->output[n], 0xFF, j->bytes[n]);
+    }
+    args.q = j->input[JOB_Q];
+    args.k = j->input[JOB_K];
+    args.v = j->input[JOB_V];
+    args.o = room->output[JOB_O];
+    args.lse = room->output[JOB_LSE];
+    if (attn_forward(j->forward, &args, room->workspace, attn_plan_workspace(j->forward), NULL, error) != ATTN_OK) {
+        return false;
+    }
+    args.dout = j->input[JOB_DOUT];
+    args.dq = room->output[JOB_DQ];
+    args.dk = room->output[JOB_DK];
+    args.dv = room->output[JOB_DV];
+    return attn_backward(j->backward, &args, room->workspace, attn_plan_workspace(j->backward), NULL, error) == ATTN_OK;
+}
+
+static inline bool job_same(const job *j, const job_room *a, const job_room *b) {
+    bool same = true;
+    for (int n = JOB_O; n < JOB_TENSORS; n++) {
+        same = same && !memcmp(a->output[n], b->output[n], j->bytes[n]);
+    }
+    return same;
+}
+
+#endif
