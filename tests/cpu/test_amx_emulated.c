@@ -84,6 +84,14 @@ static const recipe list[] = {
      .tokens_kv = 330,
      .dim_qk = 32,
      .band = {.kind = ATTN_WINDOW | ATTN_GLOBALS | ATTN_CAUSAL, .left = 50, .right = -1, .globals = 5}},
+    {.name = "window of one position",
+     .batch = 1,
+     .heads_kv = 1,
+     .group = 20,
+     .tokens_q = 1,
+     .tokens_kv = 200,
+     .dim_qk = 32,
+     .band = {.kind = ATTN_WINDOW, .left = 37, .right = -1}},
     {.name = "key padding",
      .batch = 2,
      .heads_kv = 1,
@@ -150,7 +158,7 @@ static const recipe list[] = {
      .tokens_kv = 200,
      .dim_qk = 64,
      .has_scale = true,
-     .scale = 3e5f},
+     .scale = 1e12f},
     {.name = "small key blocks",
      .batch = 1,
      .heads_kv = 1,
@@ -222,14 +230,30 @@ static recipe prepared(recipe p, uint64_t seed) {
     return p;
 }
 
-/* Forward on the tiles alone. With `spoilt` a visible key, value and query hold what is no number. */
-static void try_data(campaign *c, const recipe *p, bool spoilt) {
+/* A visible key, value and query hold what is no number. */
+static void no_numbers(trial *t) {
+    t->value[T_K][trial_index(t, T_K, 0, 0, 40, 3)] = NAN;
+    t->value[T_V][trial_index(t, T_V, 0, 0, 100, 5)] = NAN;
+    t->value[T_V][trial_index(t, T_V, 0, 0, 33, 2)] = -INFINITY;
+    t->value[T_Q][trial_index(t, T_Q, 0, 0, 20, 1)] = INFINITY;
+}
+
+/* Scores are the scale for key 7 and 0 for all others: o is that key's value. */
+static void one_key_counts(trial *t) {
+    for (int side = T_Q; side <= T_K; side++) {
+        for (int64_t row = 0; row < (side == T_Q ? t->problem.tokens_q : t->problem.tokens_kv); row++) {
+            for (int64_t d = 0; d < t->problem.dim_qk; d++) {
+                t->value[side][trial_index(t, side, 0, 0, row, d)] = d == 0 && (side == T_Q || row == 7);
+            }
+        }
+    }
+}
+
+/* Forward on the tiles alone. change: NULL, or what to do to the data. */
+static void try_data(campaign *c, const recipe *p, void (*change)(trial *)) {
     trial *t = recipe_trial(p);
-    if (spoilt) {
-        t->value[T_K][trial_index(t, T_K, 0, 0, 40, 3)] = NAN;
-        t->value[T_V][trial_index(t, T_V, 0, 0, 100, 5)] = NAN;
-        t->value[T_V][trial_index(t, T_V, 0, 0, 33, 2)] = -INFINITY;
-        t->value[T_Q][trial_index(t, T_Q, 0, 0, 20, 1)] = INFINITY;
+    if (change) {
+        change(t);
         trial_settle(t);
     }
     run_options how = {.implementation = "amx", .forward_only = true};
@@ -241,7 +265,7 @@ static void try_data(campaign *c, const recipe *p, bool spoilt) {
         campaign_fail(c, p, "the judge", j.oracle.text, j.trouble);
     } else {
         j.redraw_seed = p->seed + 1;
-        j.fixed = spoilt;
+        j.fixed = change != NULL;
         if (run_trial(t, &how, &r) != RUN_DONE || !judge_accepts(&j, &r)) {
             campaign_fail(c, p, "amx", r.text, r.trouble[0] ? r.trouble : j.trouble);
         }
@@ -252,7 +276,7 @@ static void try_data(campaign *c, const recipe *p, bool spoilt) {
 }
 
 static void try(campaign *c, const recipe *p) {
-    try_data(c, p, false);
+    try_data(c, p, NULL);
 }
 
 static void test_list(void **state) {
@@ -315,19 +339,36 @@ static void test_visible_nan(void **state) {
                                  .dim_qk = 64,
                                  .block_q = 128},
                         4);
-    try_data(&c, &p, true);
+    try_data(&c, &p, no_numbers);
     p.band.kind = ATTN_CAUSAL;
     p.name = "some see them";
-    try_data(&c, &p, true);
+    try_data(&c, &p, no_numbers);
+    assert_int_equal(campaign_end(&c), 0);
+}
+
+static void test_large_scores(void **state) {
+    static const float scales[] = {1e2f, 3e5f, 1e6f, 1e12f, 1e30f};
+    campaign c = campaign_begin("emulated tiles, large scores");
+    (void)state;
+    for (size_t n = 0; n < sizeof scales / sizeof scales[0]; n++) {
+        recipe p = prepared((recipe){.name = "one key counts",
+                                     .batch = 1,
+                                     .heads_kv = 1,
+                                     .tokens_q = 70,
+                                     .tokens_kv = 130,
+                                     .dim_qk = 32,
+                                     .has_scale = true,
+                                     .scale = scales[n]},
+                            5);
+        try_data(&c, &p, one_key_counts);
+    }
     assert_int_equal(campaign_end(&c), 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),
-        cmocka_unit_test(test_visible_nan),
-        cmocka_unit_test(test_random),
-        cmocka_unit_test(test_threads_and_types),
+        cmocka_unit_test(test_list),   cmocka_unit_test(test_visible_nan),       cmocka_unit_test(test_large_scores),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_threads_and_types),
     };
     kernels.forward.run = forward_watched;
     return cmocka_run_group_tests(tests, NULL, NULL);
