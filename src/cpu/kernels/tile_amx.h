@@ -40,16 +40,21 @@ typedef struct amx_stream {
     amx_operand a; /* advanced a block of rows at a time, as c is */
     const char *b;
     char *c;
+    int steps;          /* left */
     int depth, columns; /* steps of one sum; blocks of columns */
     bool add;           /* to what c holds */
-    int steps;          /* left */
     int at, column;     /* in the sum; block of columns */
 } amx_stream;
 
 static inline amx_stream amx_stream_make(amx_operand a, int64_t rows, int64_t depth, int64_t columns, const float *b,
                                          float *c, bool add) {
-    amx_stream s = {a, (const char *)b, (char *)c, (int)depth, (int)columns, add, (int)(rows * depth * columns), 0, 0};
-    return s;
+    return (amx_stream){.a = a,
+                        .b = (const char *)b,
+                        .c = (char *)c,
+                        .steps = (int)(rows * depth * columns),
+                        .depth = (int)depth,
+                        .columns = (int)columns,
+                        .add = add};
 }
 
 VEC_INLINE void amx_step(amx_stream *s) {
