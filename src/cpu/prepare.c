@@ -90,6 +90,7 @@ static void choose_backward(attn_plan *plan) {
     c->group = p->tokens_q < ATTN__BLOCK && p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
     c->pairs = chooses_pairs(plan) && p->dout.dtype == ATTN_BF16;
     c->block_kv = plan->hints.block_kv > 0 ? smaller(plan->hints.block_kv, keys) : BLOCK_KV;
+    c->block_kv += c->pairs && c->block_kv % 2; /* whole pairs */
     c->block_q = plan->hints.block_q > 0 ? smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS) : ATTN__BLOCK;
     c->splits = 1;
     if (plan->hints.splits > 0) {

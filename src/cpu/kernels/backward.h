@@ -25,8 +25,8 @@ typedef struct backward_scratch {
     gradient_room room;
     float *ones;    /* [ATTN_LANES] */
     float *dk, *dv; /* [tile][chunk][ATTN_LANES] */
-    int64_t chunk;
-    float *turn; /* [dim_qk][ATTN_W]: dq as it was */
+    int64_t chunk;  /* places */
+    float *turn;    /* [dim_qk][ATTN_W]: dq as it was */
     size_t bytes;
 } backward_scratch;
 
@@ -36,7 +36,7 @@ static inline int64_t row_blocks(const attn_plan *plan) {
 
 static backward_scratch backward_carve(const attn_plan *plan, void *base) {
     const attn_problem *p = &plan->problem;
-    backward_scratch s = {.chunk = attn__chunk_keys(&plan->choice, p->tokens_kv)};
+    backward_scratch s = {.chunk = chunk_places(plan)};
     s.blocks = scratch_take(base, &s.bytes, (size_t)row_blocks(plan) * sizeof(gradient_rows));
     for (int64_t n = 0; n < row_blocks(plan); n++) {
         gradient_rows block = gradient_rows_take(base, &s.bytes, plan, true);
@@ -100,16 +100,28 @@ typedef struct key_piece {
     int64_t at;         /* place of the first in the chunk */
 } key_piece;
 
-/* Steps through the pieces of the chunk: *n and *before start at the range's begin and 0. */
-static bool next_piece(const attn__backward_task *task, int64_t last, int64_t *n, int64_t *before, key_piece *piece) {
-    while (*n < last) {
-        attn_segment segment = attn__side_segment(&task->run->kv, *n);
-        int64_t begin = task->key_begin > *before ? task->key_begin - *before : 0;
-        int64_t end = task->key_end - *before < segment.rows ? task->key_end - *before : segment.rows;
-        *piece = (key_piece){segment, begin, end - begin, *before + begin - task->key_begin};
-        *before += segment.rows;
-        ++*n;
+/* Steps through the pieces of the chunk. */
+typedef struct piece_walk {
+    int64_t segment, last; /* the next one, and the end */
+    int64_t before;        /* keys of segments before it */
+    int64_t at;
+} piece_walk;
+
+static piece_walk walk_chunk(const attn__backward_task *task) {
+    piece_walk walk = {0, 0, 0, 0};
+    attn__side_range(&task->run->kv, task->sequence, &walk.segment, &walk.last);
+    return walk;
+}
+
+static bool next_piece(const attn__backward_task *task, piece_walk *walk, key_piece *piece) {
+    while (walk->segment < walk->last) {
+        attn_segment segment = attn__side_segment(&task->run->kv, walk->segment++);
+        int64_t begin = task->key_begin > walk->before ? task->key_begin - walk->before : 0;
+        int64_t end = task->key_end - walk->before < segment.rows ? task->key_end - walk->before : segment.rows;
+        walk->before += segment.rows;
         if (begin < end) {
+            *piece = (key_piece){segment, begin, end - begin, (walk->at + 1) & ~(int64_t)1};
+            walk->at = piece->at + piece->count;
             return true;
         }
     }
@@ -118,10 +130,9 @@ static bool next_piece(const attn__backward_task *task, int64_t last, int64_t *n
 
 /* Does the band let these rows see anything of the chunk? */
 static bool chunk_seen(const attn__backward_task *task, const attn__lanes *lanes) {
-    int64_t n, last, before = 0;
+    piece_walk walk = walk_chunk(task);
     key_piece piece;
-    attn__side_range(&task->run->kv, task->sequence, &n, &last);
-    while (next_piece(task, last, &n, &before, &piece)) {
+    while (next_piece(task, &walk, &piece)) {
         int64_t begin = piece.segment.position + piece.row, end = begin + piece.count;
         if (score_band_span(&task->run->problem->band, lanes, &begin, &end) != SPAN_HIDDEN) {
             return true;
@@ -134,13 +145,14 @@ static bool chunk_seen(const attn__backward_task *task, const attn__lanes *lanes
 static void backward_key_block(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
                                gradient_rows *const *blocks, int n_blocks, const key_piece *piece, int64_t from,
                                int64_t count) {
+    const attn_problem *p = rule->problem;
     const int64_t row = piece->row + from, base = piece->segment.position + row;
     bool loaded = false;
     gradient_keys keys = {{NULL, NULL, 0, 0}, NULL};
     for (int b = 0; b < n_blocks; b++) {
         gradient_rows *block = blocks[b];
         int64_t begin = base, end = base + count;
-        score_span span = score_band_span(&rule->problem->band, &block->rows.lanes, &begin, &end);
+        score_span span = score_band_span(&p->band, &block->rows.lanes, &begin, &end);
         if (span == SPAN_HIDDEN) {
             continue;
         }
@@ -154,12 +166,25 @@ static void backward_key_block(const attn__backward_task *task, const score_rule
             continue;
         }
         if (!loaded) {
-            keys = gradient_keys_load(rule->problem, rule->args, &s->room, task->sequence, task->head_kv,
-                                      piece->segment.first + row, count);
+            gradient_room room = s->room.whole ? gradient_room_at(s->room, p, piece->at + from) : s->room;
+            keys = gradient_keys_load(p, rule->args, &room, task->sequence, task->head_kv, piece->segment.first + row,
+                                      room.whole ? 0 : count);
             loaded = true;
         }
-        backward_step(task, rule, s, block, gradient_keys_cut(keys, begin - base, rule->problem->dim_qk), begin,
+        backward_step(task, rule, s, block, gradient_keys_cut(keys, begin - base, p->dim_qk), begin,
                       piece->at + from + begin - base, (int)(end - begin), span == SPAN_EDGE || block->closed);
+    }
+}
+
+/* The chunk's keys into their room, where it is wide enough. */
+static void chunk_copy(const attn__backward_task *task, const backward_scratch *s) {
+    const attn__run *run = task->run;
+    piece_walk walk = walk_chunk(task);
+    key_piece piece;
+    while (s->room.whole && next_piece(task, &walk, &piece)) {
+        gradient_room room = gradient_room_at(s->room, run->problem, piece.at);
+        gradient_keys_load(run->problem, run->args, &room, task->sequence, task->head_kv,
+                           piece.segment.first + piece.row, piece.count);
     }
 }
 
@@ -193,10 +218,9 @@ static void store_keys(const attn__backward_task *task, const attn_layout *layou
                        const float *tiles, int64_t chunk, float factor) {
     const int64_t size = (int64_t)attn_dtype_size(layout->dtype);
     const bool add = task->run->problem->flags & ATTN_ACCUMULATE;
-    int64_t n, last, before = 0;
+    piece_walk walk = walk_chunk(task);
     key_piece piece;
-    attn__side_range(&task->run->kv, task->sequence, &n, &last);
-    while (base && next_piece(task, last, &n, &before, &piece)) {
+    while (base && next_piece(task, &walk, &piece)) {
         char *out = (char *)base +
                     attn__row_offset(layout, task->sequence, task->head_kv, piece.segment.first + piece.row) * size;
         for (int64_t tile = 0; tile < tile_count(dim); tile++) {
@@ -216,7 +240,7 @@ static void backward_rows(const attn__backward_task *task, const score_rule *rul
     const size_t dq_floats = (size_t)(ATTN__BLOCK * p->dim_qk);
     gradient_rows *blocks[ATTN__MAX_BLOCKS];
     bool seen[ATTN__MAX_BLOCKS];
-    int64_t n, last, before = 0;
+    piece_walk walk = walk_chunk(task);
     int n_all = 0, n_blocks = 0;
     key_piece piece;
     for (int64_t row = query.row_begin; row < query.row_end; row += ATTN__BLOCK, n_all++) {
@@ -228,8 +252,7 @@ static void backward_rows(const attn__backward_task *task, const score_rule *rul
             blocks[n_blocks++] = block;
         }
     }
-    attn__side_range(&run->kv, task->sequence, &n, &last);
-    while (n_blocks > 0 && next_piece(task, last, &n, &before, &piece)) {
+    while (n_blocks > 0 && next_piece(task, &walk, &piece)) {
         for (int64_t from = 0; from < piece.count; from += run->plan->choice.block_kv) {
             int64_t left = piece.count - from;
             backward_key_block(task, rule, s, blocks, n_blocks, &piece, from,
@@ -257,6 +280,7 @@ static void backward(const attn__backward_task *task, void *scratch) {
     }
     memset(s.dk, 0, (size_t)(tile_count(p->dim_qk) * s.chunk) * ATTN_LANES * sizeof(float));
     memset(s.dv, 0, (size_t)(tile_count(p->dim_v) * s.chunk) * ATTN_LANES * sizeof(float));
+    chunk_copy(task, &s);
     attn__side_range(&run->q, task->sequence, &n, &last);
     for (; n < last; n++) {
         for (int64_t list = task->head_kv * lists; list < (task->head_kv + 1) * lists; list++) {

@@ -28,14 +28,21 @@ typedef struct key_room {
     float *k, *v;
 } key_room;
 
-/* always: also rows that could be read in place, since a copy that serves many rows lies closer together. */
-static inline key_room key_room_take(char *base, size_t *used, const attn_problem *p, int64_t keys, bool always) {
+/* Floats from one copied row to the next: an odd number of cache lines, so that a column of the block, which a product
+ * over keys walks, is spread over all cache sets. */
+static inline int64_t room_step(int64_t dim) {
+    return ((dim + 15) / 16 | 1) * 16;
+}
+
+/* copy_k, copy_v: also rows that could be read in place, since a copy that serves many rows lies closer together. */
+static inline key_room key_room_take(char *base, size_t *used, const attn_problem *p, int64_t keys, bool copy_k,
+                                     bool copy_v) {
     key_room room = {NULL, NULL};
-    if (always || rows_need_copy(&p->k)) {
-        room.k = scratch_take(base, used, (size_t)(keys * p->dim_qk) * sizeof(float));
+    if (copy_k || rows_need_copy(&p->k)) {
+        room.k = scratch_take(base, used, (size_t)(keys * room_step(p->dim_qk)) * sizeof(float));
     }
-    if (always || rows_need_copy(&p->v)) {
-        room.v = scratch_take(base, used, (size_t)(keys * p->dim_v) * sizeof(float));
+    if (copy_v || rows_need_copy(&p->v)) {
+        room.v = scratch_take(base, used, (size_t)(keys * room_step(p->dim_v)) * sizeof(float));
     }
     return room;
 }
@@ -50,14 +57,14 @@ static __attribute__((unused)) key_block key_block_load(const attn_problem *p, c
         (const char *)args->v + attn__row_offset(&p->v, sequence, head_kv, row) * (int64_t)attn_dtype_size(p->v.dtype);
     key_block keys = {(const float *)k, (const float *)v, p->k.stride[2], p->v.stride[2]};
     if (room->k) {
-        rows_widen(p->k.dtype, k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, room->k, p->dim_qk);
         keys.k = room->k;
-        keys.k_row = p->dim_qk;
+        keys.k_row = room_step(p->dim_qk);
+        rows_widen(p->k.dtype, k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, room->k, keys.k_row);
     }
     if (room->v) {
-        rows_widen(p->v.dtype, v, p->v.stride[2], p->v.stride[3], count, p->dim_v, room->v, p->dim_v);
         keys.v = room->v;
-        keys.v_row = p->dim_v;
+        keys.v_row = room_step(p->dim_v);
+        rows_widen(p->v.dtype, v, p->v.stride[2], p->v.stride[3], count, p->dim_v, room->v, keys.v_row);
     }
     return keys;
 }

@@ -66,7 +66,8 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
         return s;
     }
 #endif
-    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, plan->choice.block_q > ATTN__BLOCK);
+    const bool shared = plan->choice.block_q > ATTN__BLOCK;
+    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, shared, shared);
     return s;
 }
 

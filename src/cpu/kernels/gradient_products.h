@@ -5,16 +5,24 @@
  *
  * With words (pairs.h) the sums of dV and dK go over pairs of rows, that of dQ over pairs of keys: for it K and dS^T
  * are interleaved by keys. Where hidden pairs meet NaN or inf, all three go pair by pair (panel_add_careful), on
- * floats: a block of words is widened first. */
+ * floats: a block of words is widened first.
+ *
+ * A chunk of keys that is not too long is copied once, rows an odd number of cache lines apart; else key blocks are
+ * read in place or converted one at a time. */
 #ifndef ATTN_CPU_GRADIENT_PRODUCTS_H
 #define ATTN_CPU_GRADIENT_PRODUCTS_H
 
 #include "gradient_scores.h"
 
+/* Elements of K and V that are copied at once: 4 MiB of floats, which the last cache has for each core. */
+#define COPIED_CHUNK ((int64_t)1 << 20)
+
+/* Room for the keys of one block, or of the chunk (`whole`). */
 typedef struct gradient_room {
-    key_room floats;             /* K and V converted, unless read in place; with words the rows are words */
-    float *k_pairs, *ds_pairs;   /* words: [pair of keys][dim_qk], [pair of keys][lanes] */
-    float *k_rows;               /* words: [key][dim_qk] floats, for the careful path; */
+    bool whole;
+    key_room floats;             /* K and V; NULL: read in place. With words the rows are words */
+    float *k_pairs, *ds_pairs;   /* words: [pair of keys][dim_qk]; of one block: [pair of keys][lanes] */
+    float *k_rows;               /* words, of one block: [key][dim_qk] floats, for the careful path */
     float *q_tiles, *dout_tiles; /* likewise */
 } gradient_room;
 
@@ -23,35 +31,50 @@ typedef struct gradient_keys {
     const float *k_pairs;
 } gradient_keys;
 
+/* The most keys that have a place in a chunk: each segment's begin at an even one. */
+static inline int64_t chunk_places(const attn_plan *plan) {
+    const attn_problem *p = &plan->problem;
+    return attn__chunk_keys(&plan->choice, p->tokens_kv) + (p->rows_kv == ATTN_SEGMENTS ? p->segments_kv : 0);
+}
+
 static gradient_room gradient_room_take(char *base, size_t *used, const attn_plan *plan) {
     const attn_problem *p = &plan->problem;
-    const int64_t keys = plan->choice.block_kv;
-    gradient_room room = {{NULL, NULL}, NULL, NULL, NULL, NULL, NULL};
+    gradient_room room = {.whole = chunk_places(plan) * (p->dim_qk + p->dim_v) <= COPIED_CHUNK};
+    const int64_t keys = room.whole ? chunk_places(plan) : plan->choice.block_kv;
 #if ATTN_HAVE_DOT2
     if (plan->choice.pairs) {
-        if (!pairs_in_place(&p->k, p->dim_qk)) {
+        const int64_t block = plan->choice.block_kv;
+        if (room.whole || !pairs_in_place(&p->k, p->dim_qk)) {
             room.floats.k = scratch_take(base, used, (size_t)(keys * pairs_of(p->dim_qk)) * sizeof(float));
         }
-        if (!pairs_in_place(&p->v, p->dim_v)) {
+        if (room.whole || !pairs_in_place(&p->v, p->dim_v)) {
             room.floats.v = scratch_take(base, used, (size_t)(keys * pairs_of(p->dim_v)) * sizeof(float));
         }
         room.k_pairs = scratch_take(base, used, (size_t)(pairs_of(keys) * p->dim_qk) * sizeof(float));
-        room.ds_pairs = scratch_take(base, used, (size_t)(pairs_of(keys) * ATTN__BLOCK) * sizeof(float));
-        room.k_rows = scratch_take(base, used, (size_t)(keys * p->dim_qk) * sizeof(float));
+        room.ds_pairs = scratch_take(base, used, (size_t)(pairs_of(block) * ATTN__BLOCK) * sizeof(float));
+        room.k_rows = scratch_take(base, used, (size_t)(block * p->dim_qk) * sizeof(float));
         room.q_tiles = scratch_take(base, used, (size_t)tile_floats(p->dim_qk) * sizeof(float));
         room.dout_tiles = scratch_take(base, used, (size_t)tile_floats(p->dim_v) * sizeof(float));
         return room;
     }
 #endif
-    room.floats = key_room_take(base, used, p, keys, false);
+    room.floats = key_room_take(base, used, p, keys, room.whole, room.whole);
+    return room;
+}
+
+/* The room from place `place` of the chunk on; even. */
+static gradient_room gradient_room_at(gradient_room room, const attn_problem *p, int64_t place) {
+    const bool words = room.k_pairs;
+    room.floats.k += place * (words ? (p->dim_qk + 1) / 2 : room_step(p->dim_qk));
+    room.floats.v += place * (words ? (p->dim_v + 1) / 2 : room_step(p->dim_v));
+    room.k_pairs = words ? room.k_pairs + place / 2 * p->dim_qk : NULL;
     return room;
 }
 
 #if ATTN_HAVE_DOT2
-/* Rows of words, in place or copied. */
-static const float *gradient_words_load(const attn_layout *layout, const void *base, int64_t sequence, int64_t head,
-                                        int64_t row, int64_t count, int64_t dim, float *copy, int64_t *step) {
-    const uint16_t *from = (const uint16_t *)base + attn__row_offset(layout, sequence, head, row);
+/* Rows of words, in place or in their room. */
+static const float *gradient_words_load(const attn_layout *layout, const uint16_t *from, int64_t count, int64_t dim,
+                                        float *copy, int64_t *step) {
     if (!copy) {
         *step = layout->stride[2] / 2;
         return (const float *)(const void *)from;
@@ -62,16 +85,16 @@ static const float *gradient_words_load(const attn_layout *layout, const void *b
 }
 #endif
 
+/* Rows [row, row + count) of a segment; count 0: they are in the room already. */
 static gradient_keys gradient_keys_load(const attn_problem *p, const attn_args *args, const gradient_room *room,
                                         int64_t sequence, int64_t head_kv, int64_t row, int64_t count) {
     gradient_keys keys = {{NULL, NULL, 0, 0}, NULL};
 #if ATTN_HAVE_DOT2
     if (room->k_pairs) {
         const uint16_t *k = (const uint16_t *)args->k + attn__row_offset(&p->k, sequence, head_kv, row);
-        keys.rows.k = gradient_words_load(&p->k, args->k, sequence, head_kv, row, count, p->dim_qk, room->floats.k,
-                                          &keys.rows.k_row);
-        keys.rows.v = gradient_words_load(&p->v, args->v, sequence, head_kv, row, count, p->dim_v, room->floats.v,
-                                          &keys.rows.v_row);
+        const uint16_t *v = (const uint16_t *)args->v + attn__row_offset(&p->v, sequence, head_kv, row);
+        keys.rows.k = gradient_words_load(&p->k, k, count, p->dim_qk, room->floats.k, &keys.rows.k_row);
+        keys.rows.v = gradient_words_load(&p->v, v, count, p->dim_v, room->floats.v, &keys.rows.v_row);
         pairs_interleave_rows(k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, room->k_pairs);
         keys.k_pairs = room->k_pairs;
         return keys;

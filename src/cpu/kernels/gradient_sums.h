@@ -18,7 +18,7 @@ static sums_scratch sums_carve(const attn_plan *plan, void *base) {
     sums_scratch s = {.bytes = 0};
     s.block = gradient_rows_take(base, &s.bytes, plan, false);
     s.scores = gradient_scores_take(base, &s.bytes, &plan->problem, plan->choice.block_kv);
-    s.room = key_room_take(base, &s.bytes, &plan->problem, plan->choice.block_kv, false);
+    s.room = key_room_take(base, &s.bytes, &plan->problem, plan->choice.block_kv, false, false);
     return s;
 }
 
