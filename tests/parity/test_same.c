@@ -119,7 +119,7 @@ static void test_threads(void **state) {
             p.dtype = dtypes[d];
             p.seed = n + 1;
             p.form = FORM_SLICE;
-            if (chosen(n + 2 * d, 9)) {
+            if (chosen(n + 2 * d, 13)) {
                 campaign_try_threads(&c, &p);
             }
         }
@@ -171,7 +171,7 @@ static void test_memory_forms(void **state) {
         if (n % 4 == 0) {
             p.tokens_kv = p.tokens_q; /* lets q, k and v share a buffer */
         }
-        if (!chosen(n, 7)) {
+        if (!chosen(n, 10)) {
             continue;
         }
         c.recipes++;
@@ -217,7 +217,7 @@ static void test_other_sequences_do_not_matter(void **state) {
         recipe p = cases[n];
         p.dtype = dtypes[(n + 1) % 3];
         p.seed = n + 200;
-        if (p.batch < 2 || !chosen(n, 5)) {
+        if (p.batch < 2 || !chosen(n, 8)) {
             continue;
         }
         c.recipes++;
@@ -259,7 +259,7 @@ static void test_outputs_left_out(void **state) {
         recipe p = cases[n];
         p.dtype = dtypes[n % 3];
         p.seed = n + 300;
-        if (!chosen(n, 7)) {
+        if (!chosen(n, 10)) {
             continue;
         }
         c.recipes++;
