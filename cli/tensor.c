@@ -17,6 +17,11 @@ const cli_type_facts cli_types[CLI_TYPE_COUNT] = {
 int64_t cli_tensor_count(const cli_tensor *tensor) {
     int64_t count = 1;
     for (int a = 0; a < tensor->rank; a++) {
+        if (tensor->shape[a] == 0) {
+            return 0; /* the other extents of an empty array may be anything: their product need not fit */
+        }
+    }
+    for (int a = 0; a < tensor->rank; a++) {
         count *= tensor->shape[a];
     }
     return count;
