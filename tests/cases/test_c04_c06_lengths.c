@@ -153,7 +153,7 @@ static void c04_decode(const char *implementation, attn_dtype dtype) {
     published all = published_run(implementation, dtype, packed_trial(dtype, 4, 9, 3, lens_q, lens_k, 1, 5, 64));
     published some = published_run(implementation, dtype, packed_trial(dtype, 2, 9, 3, short_q, short_k, 1, 5, 64));
     for (int id = T_O; id < T_COUNT; id++) {
-        if (!all.result.value[id] || !some.result.value[id]) {
+        if (!all.result.value[id]) {
             continue;
         }
         for (int64_t i = 0; i < trial_size(all.trial, id); i++) {
@@ -206,8 +206,7 @@ static void c05_malformed(const char *implementation, attn_dtype dtype) {
     enum { ROWS = 12, DIM = 16 };
     static double memory[7][ROWS * DIM]; /* large enough for every type */
     static const int32_t good[3] = {0, 3, 8};
-    for (int pass = ATTN_FORWARD; pass <= (machine_runs_backward(implementation) ? ATTN_BACKWARD : ATTN_FORWARD);
-         pass++) {
+    for (int pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass++) {
         for (size_t n = 0; n < 2 * (sizeof bad / sizeof *bad); n++) {
             attn_problem problem = attn_problem_dense(dtype, 2, 1, 1, 6, 6, DIM, DIM);
             problem.pass = (attn_pass)pass;

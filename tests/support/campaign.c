@@ -59,7 +59,6 @@ static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, const
     at(p, implementation);
     run_trial(t, &how, out);
     c->runs++;
-    c->forward_only += !machine_runs_backward(implementation);
     if (out->outcome == RUN_REFUSED) {
         c->refusals++;
         if (expected && !strcmp(expected, out->error.field)) {
@@ -136,7 +135,7 @@ void campaign_try_threads(campaign *c, const recipe *p) {
 }
 
 int campaign_end(const campaign *c) {
-    printf("%s: %lld cases, %lld runs, %lld refused by the rule, %lld without backward, %d failures\n", c->title,
-           (long long)c->recipes, (long long)c->runs, (long long)c->refusals, (long long)c->forward_only, c->failures);
+    printf("%s: %lld cases, %lld runs, %lld refused by the rule, %d failures\n", c->title, (long long)c->recipes,
+           (long long)c->runs, (long long)c->refusals, c->failures);
     return c->failures;
 }

@@ -9,7 +9,7 @@
 
 typedef struct campaign {
     const char *title;
-    int64_t recipes, runs, refusals, forward_only;
+    int64_t recipes, runs, refusals;
     int failures;
 } campaign;
 

@@ -21,7 +21,7 @@ typedef struct judge {
     result oracle, plain;
     double redrawn[T_COUNT]; /* plain errors over further draws; measured on the first miss */
     bool has_redrawn;
-    bool fixed; /* data is not random: no further draws */
+    bool fixed; /* the trial's values are meant: no further draws */
     char trouble[700];
 } judge;
 

@@ -65,14 +65,6 @@ const char *const *machine_implementations(bool all) {
     return list;
 }
 
-bool machine_runs_backward(const char *implementation) {
-    attn_problem problem = attn_problem_dense(ATTN_F32, 1, 1, 1, 1, 1, 8, 8);
-    attn_hints hints = {.struct_size = sizeof hints, .implementation = implementation};
-    attn_error error;
-    problem.pass = ATTN_BACKWARD;
-    return attn_supported(machine_context(1), &problem, &hints, &error) == ATTN_OK || strcmp(error.field, "pass");
-}
-
 int machine_intensity(void) {
     const char *text = getenv("ATTN_TEST_INTENSITY");
     return text && *text ? atoi(text) : 1;

@@ -17,9 +17,6 @@ attn_context *machine_context(int threads);
  * reference, which are what the others are judged by. */
 const char *const *machine_implementations(bool all);
 
-/* Does the implementation run backward at all? */
-bool machine_runs_backward(const char *implementation);
-
 int machine_intensity(void);
 bool machine_seed(uint64_t *seed);
 

@@ -424,9 +424,8 @@ run_outcome run_trial(const trial *t, const run_options *how, result *out) {
         r.hints.struct_size = sizeof r.hints;
     }
     r.hints.implementation = how->oracle ? "reference" : how->implementation;
-    bool forward_only = how->forward_only || (how->implementation && !machine_runs_backward(how->implementation));
-    if (make_inputs(&r) && forward(&r) && (forward_only || backward(&r)) && inputs_unchanged(&r) && erase(&r, T_O) &&
-        intact(&r, T_O) && (!wanted(&r, T_LSE) || (erase(&r, T_LSE) && intact(&r, T_LSE)))) {
+    if (make_inputs(&r) && forward(&r) && (how->forward_only || backward(&r)) && inputs_unchanged(&r) &&
+        erase(&r, T_O) && intact(&r, T_O) && (!wanted(&r, T_LSE) || (erase(&r, T_LSE) && intact(&r, T_LSE)))) {
         out->outcome = RUN_DONE;
     }
     for (int id = 0; id < T_COUNT; id++) {

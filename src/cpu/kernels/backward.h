@@ -231,10 +231,13 @@ static void store_keys(const attn__backward_task *task, const attn_layout *layou
     }
 }
 
-/* The row blocks of `query` (at most row_blocks) against the chunk. Parts of dq go to `partial`, where there is one,
- * only for blocks of which chunk_seen holds. */
+/* Rows of the next blocks that are fetched with each key block: done after a few, few enough not to queue. */
+#define ROWS_AHEAD 16
+
+/* The row blocks of `query` (at most row_blocks) against the chunk; the list goes on to `list_end`. Parts of dq go to
+ * `partial`, where there is one, only for blocks of which chunk_seen holds. */
 static void backward_rows(const attn__backward_task *task, const score_rule *rule, const backward_scratch *s,
-                          attn__query_rows query, float *partial) {
+                          attn__query_rows query, int64_t list_end, float *partial) {
     const attn__run *run = task->run;
     const attn_problem *p = run->problem;
     const size_t dq_floats = (size_t)(ATTN__BLOCK * p->dim_qk);
@@ -242,6 +245,8 @@ static void backward_rows(const attn__backward_task *task, const score_rule *rul
     bool seen[ATTN__MAX_BLOCKS];
     piece_walk walk = walk_chunk(task);
     int n_all = 0, n_blocks = 0;
+    int64_t ahead = query.row_end, ahead_end = 2 * query.row_end - query.row_begin;
+    ahead_end = ahead_end < list_end ? ahead_end : list_end;
     key_piece piece;
     for (int64_t row = query.row_begin; row < query.row_end; row += ATTN__BLOCK, n_all++) {
         gradient_rows *block = &s->blocks[n_all];
@@ -255,6 +260,9 @@ static void backward_rows(const attn__backward_task *task, const score_rule *rul
     while (n_blocks > 0 && next_piece(task, &walk, &piece)) {
         for (int64_t from = 0; from < piece.count; from += run->plan->choice.block_kv) {
             int64_t left = piece.count - from;
+            int64_t fetched = ahead + ROWS_AHEAD < ahead_end ? ahead + ROWS_AHEAD : ahead_end;
+            gradient_rows_fetch(run, &query, ahead, fetched);
+            ahead = fetched;
             backward_key_block(task, rule, s, blocks, n_blocks, &piece, from,
                                left < run->plan->choice.block_kv ? left : run->plan->choice.block_kv);
         }
@@ -289,7 +297,7 @@ static void backward(const attn__backward_task *task, void *scratch) {
             for (int64_t row = 0; row < end; row += step) {
                 query.row_begin = row;
                 query.row_end = row + step < end ? row + step : end;
-                backward_rows(task, &rule, &s, query,
+                backward_rows(task, &rule, &s, query, end,
                               task->partials ? task->partials + (first + row / ATTN__BLOCK) * ATTN__BLOCK * p->dim_qk
                                              : NULL);
             }

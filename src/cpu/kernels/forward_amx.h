@@ -171,12 +171,12 @@ VEC_INLINE vf amx_exp2(vf s, vf unit, vf shifted, vf least) {
     p = vf_fma(p, f, vf_set(2.40240986e-1f));
     p = vf_fma(p, f, vf_set(6.93124193e-1f));
     p = vf_fma(p, f, vf_set(1.0f));
-    return (vf)((vi)p + ((vi)t << 23));
+    return (vf)((vu)p + ((vu)t << 23));
 }
 
 /* The exact sum of p, and the sum of the pairs it was rounded to. Not by vdpbf16ps, which costs more. */
 VEC_INLINE void amx_sums(amx_pipe *pipe, int v, vf sum, vf pair) {
-    vf even = (vf)((vi)pair << 16), odd = (vf)((vi)pair & vi_set((int32_t)0xffff0000u));
+    vf even = (vf)((vu)pair << 16), odd = (vf)((vi)pair & vi_set((int32_t)0xffff0000u));
     vf_store(pipe->sum + v * ATTN_W, sum);
     vf_store(pipe->weight + v * ATTN_W, vf_load(pipe->weight + v * ATTN_W) + (even + odd));
 }

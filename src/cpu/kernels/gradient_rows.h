@@ -175,4 +175,27 @@ static bool gradient_rows_load(gradient_rows *block, const attn__run *run, const
     return true;
 }
 
+static void gradient_row_fetch(const attn_layout *layout, const void *base, int64_t offset, int64_t dim) {
+    const int64_t size = (int64_t)attn_dtype_size(layout->dtype);
+    for (int64_t at = 0; layout->stride[3] == 1 && at < dim * size; at += 64) {
+        __builtin_prefetch((const char *)base + offset * size + at, 0, 2);
+    }
+}
+
+/* Fetches rows [first, last) of the list ahead of their use: in most layouts they lie apart, where no hardware
+ * prefetcher follows. */
+static void gradient_rows_fetch(const attn__run *run, const attn__query_rows *query, int64_t first, int64_t last) {
+    const attn_problem *p = run->problem;
+    const attn_segment *segment = &query->segment;
+    for (int64_t at = first; at < last; at++) {
+        int64_t head = query->head_first + at / segment->rows, row = segment->first + at % segment->rows;
+        gradient_row_fetch(&p->q, run->args->q, attn__row_offset(&p->q, segment->sequence, head, row), p->dim_qk);
+        gradient_row_fetch(&p->dout, run->args->dout, attn__row_offset(&p->dout, segment->sequence, head, row),
+                           p->dim_v);
+        if (!run->args->delta) {
+            gradient_row_fetch(&p->o, run->args->o, attn__row_offset(&p->o, segment->sequence, head, row), p->dim_v);
+        }
+    }
+}
+
 #endif

@@ -20,8 +20,8 @@
 
 typedef float vf __attribute__((vector_size(4 * ATTN_W)));
 typedef int32_t vi __attribute__((vector_size(4 * ATTN_W)));
-typedef float vf_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_alias));
 typedef float f32_any __attribute__((aligned(2), may_alias)); /* a float, or a word of bf16 rows */
+typedef float vf_any __attribute__((vector_size(4 * ATTN_W), aligned(2), may_alias)); /* likewise */
 typedef float vf_at __attribute__((vector_size(4 * ATTN_W), may_alias));
 typedef int32_t vi_any __attribute__((vector_size(4 * ATTN_W), aligned(4), may_alias));
 
