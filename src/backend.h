@@ -13,14 +13,21 @@ typedef enum attn__automatic {
     ATTN__FOR_F64 = 2    /* by itself for f64 tensors, else by name */
 } attn__automatic;
 
+typedef enum attn__device { ATTN__CPU = 0, ATTN__CUDA = 1 } attn__device;
+
 struct attn__impl {
     const char *name;
-    const char *backend; /* the room that runs it: "cpu", "native", "reference" */
+    const char *backend; /* the room that runs it: "cpu", "native", "reference", "cuda" */
+    attn__device device; /* contexts of another device do not see it */
+    int least_arch;      /* CUDA: oldest architecture, 75 for sm_75 */
     uint32_t needs;      /* attn__isa bits that must all be there */
     attn__automatic automatic;
     /* Fills plan->choice and plan->workspace from plan->problem, hints and machine alone. ERR_UNSUPPORTED passes the
      * problem on to the next implementation; field and message tell why. */
     attn_status (*prepare)(attn_plan *plan, attn_error *error);
+    /* Optional. Makes what runs need and sets plan->built: compiles kernels. Called once, when a plan is created,
+     * never by the support query; plan->impl->release undoes it. */
+    attn_status (*build)(attn_plan *plan, attn_error *error);
     /* NULL: this pass is refused. args are checked. Workspace is large enough and aligned. */
     attn_status (*forward)(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
                            attn_error *error);

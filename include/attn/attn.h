@@ -154,10 +154,18 @@ typedef struct attn_band {
 } attn_band;
 
 typedef enum attn_flags {
-    ATTN_HAS_SCALE = 1u << 0, /* `scale` counts; 0 and negative scales are legal */
-    ATTN_USED_Q = 1u << 1,    /* args.used_q gives each sequence's used length; dense and packed */
-    ATTN_USED_KV = 1u << 2,   /* args.used_kv likewise */
-    ATTN_ACCUMULATE = 1u << 3 /* backward adds to dq, dk, dv, dbias and dsink instead of storing */
+    ATTN_HAS_SCALE = 1u << 0,  /* `scale` counts; 0 and negative scales are legal */
+    ATTN_USED_Q = 1u << 1,     /* args.used_q gives each sequence's used length; dense and packed */
+    ATTN_USED_KV = 1u << 2,    /* args.used_kv likewise */
+    ATTN_ACCUMULATE = 1u << 3, /* backward adds to dq, dk, dv, dbias and dsink instead of storing */
+    /* Backward gives the same bits on every run; the CPU always does, on a GPU it costs time. */
+    ATTN_DETERMINISTIC = 1u << 4,
+    /* Products of f32 tensors may round their factors to tf32 (10 bits of mantissa); sums stay in float32. */
+    ATTN_ALLOW_TF32 = 1u << 5,
+    /* GPU only: cu_seqlens, used, lengths and segments lie in device memory; see attn_args. */
+    ATTN_DEVICE_LENGTHS = 1u << 6,
+    /* GPU only: dropout's seed and offset are read from device memory; see attn_args. */
+    ATTN_DEVICE_SEED = 1u << 7
 } attn_flags;
 
 /* Sizes are upper bounds where lengths are data: dense with used lengths, packed, segments.
@@ -263,9 +271,15 @@ typedef struct attn_context attn_context;
 
 typedef struct attn_config {
     size_t struct_size;
-    const char *device;  /* NULL: "cpu"; what this build does not know is ERR_DEVICE */
-    int threads;         /* 0: ATTN_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, then all cores); to 4096 */
-    const char *max_isa; /* NULL: ATTN_MAX_ISA, else no limit; an implementation's name: none better is used */
+    /* NULL: "cpu". "cuda", "cuda:1": an NVIDIA GPU by the driver's number; tensors are then in its memory, and the
+     * caller's current CUDA context is used if it is of that device, else the device's primary one. "gpu:a100",
+     * "gpu:t4" ...: the facts of a known GPU without any GPU: plans explain themselves and, with ATTN_COMPILE,
+     * compile; running is ERR_DEVICE. */
+    const char *device;
+    int threads; /* 0: ATTN_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, then all cores); to 4096 */
+    /* NULL: ATTN_MAX_ISA, else no limit; an implementation's name: none better is used. On a GPU also "sm_75",
+     * "sm_80" ...: code and choices are those of that older architecture, run through its PTX. */
+    const char *max_isa;
     /* NULL: silent. May be called from any thread. Takes the lines that ATTN_VERBOSE lists (of plan,dispatch,exec):
      *     attn,1,dispatch,<problem text>,<implementation>,refused|chosen,<reason>
      *     attn,1,plan,<problem text>,<implementation>,<choices>
@@ -275,7 +289,17 @@ typedef struct attn_config {
     void *(*allocate)(void *user, size_t size); /* both NULL: malloc and free; contexts and plans use these */
     void (*release)(void *user, void *memory);
     void *allocator_user;
+    /* GPU kernels. The library compiles each kernel once with NVRTC and keeps it. */
+    const char *cache;   /* folder of compiled kernels. NULL: ATTN_CACHE_DIR, else XDG_CACHE_HOME/attn, else
+                          * HOME/.cache/attn; "": none on disk. Unusable folders cost time, never a result */
+    const char *kernels; /* NULL: ATTN_KERNELS, else none; a file of kernels made by attn_kernels_pack */
+    const char *nvrtc;   /* NULL: ATTN_NVRTC, else searched for; path of libnvrtc; "": never compile */
+    uint32_t options;    /* attn_option, or-ed */
 } attn_config;
+
+typedef enum attn_option {
+    ATTN_COMPILE = 1u << 0 /* device "gpu:...": plan creation compiles into the cache, as it does on a real device */
+} attn_option;
 
 /* config NULL: all defaults. Reads ATTN_THREADS, ATTN_MAX_ISA and ATTN_VERBOSE once, here; fields that
  * are set win. Starts no thread. A context must outlive its plans; it is immutable, threads share it. */
@@ -300,6 +324,12 @@ ATTN_API attn_status attn_implementation_get(const attn_context *context, int in
 
 typedef struct attn_plan attn_plan;
 
+typedef enum attn_tensor_cores {
+    ATTN_TENSOR_CORES_CHOSEN = 0,
+    ATTN_TENSOR_CORES_OFF = 1, /* GPU: products on the plain float32 units */
+    ATTN_TENSOR_CORES_ON = 2   /* GPU: an implementation without them refuses */
+} attn_tensor_cores;
+
 /* Wishes for experiments. They change speed, never which result is right. */
 typedef struct attn_hints {
     size_t struct_size;
@@ -307,6 +337,8 @@ typedef struct attn_hints {
     int64_t block_q;            /* query rows a task; 0: chosen */
     int64_t block_kv;           /* keys a block; 0: chosen */
     int64_t splits;             /* parts the keys are split into; 0: chosen */
+    int64_t stages;             /* GPU: key blocks in flight; 0: chosen */
+    attn_tensor_cores tensor_cores;
 } attn_hints;
 
 /* Can this context run it? The same answer, field and message that attn_plan_create would give.
@@ -363,7 +395,7 @@ typedef struct attn_args {
     void *lse; /* forward: output, optional. backward: input, the lse over all keys of the sequence */
     const void *bias, *mask, *alibi, *sink;
 
-    /* Lengths, on the host for the CPU. Checked at each call before anything is written. */
+    /* Lengths, on the host unless ATTN_DEVICE_LENGTHS. Checked at each call before anything is written. */
     const int32_t *cu_seqlens_q, *cu_seqlens_kv; /* packed: [batch + 1], first 0, not decreasing */
     const int32_t *used_q, *used_kv;             /* [batch], at most the sequence's slot */
     /* segments: of one sequence together, sequences ascending; none covers a position of its sequence twice, nor
@@ -387,6 +419,12 @@ typedef struct attn_args {
     void *dq, *dk, *dv;
     void *dbias; /* optional */
     void *dsink; /* optional, f32 (f64 if q is), laid out as sink is: summed over batch and rows */
+
+    /* GPU. With ATTN_DEVICE_LENGTHS the lengths and segment lists above are device pointers (n_segments stay host
+     * numbers), checked on the device: if they contradict the problem or themselves nothing is written and *status is
+     * set, else *status is set to 0. Read it after synchronising; attn_status_word explains it. Required then. */
+    int32_t *status;
+    const uint64_t *device_seed; /* ATTN_DEVICE_SEED: seed and offset, two words, read when the kernels run */
 } attn_args;
 
 static inline attn_args attn_args_init(void) {
@@ -404,6 +442,9 @@ ATTN_API attn_status attn_forward(const attn_plan *plan, const attn_args *args, 
 /* Needs q, k, v, lse, dout, and o or delta; writes dq, dk, dv (each optional, at least one output). */
 ATTN_API attn_status attn_backward(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_size,
                                    attn_stream stream, attn_error *error);
+
+/* Turns a status word that a GPU wrote into a status and an error with field and message. */
+ATTN_API attn_status attn_status_word(int32_t word, attn_error *error);
 
 /* Context, plan, workspace and one pass in one call; for scripts and first steps, since it plans anew each time. */
 ATTN_API attn_status attn_run(const attn_problem *problem, const attn_args *args, attn_error *error);

@@ -3,9 +3,15 @@
 #include "backend.h"
 #include "cpu/cpu.h"
 
-#define ATTN__CPU_ROW(name, isa)                                                                                       \
-    const attn__impl attn__impl_##name = {                                                                             \
-        #name, "cpu", isa, 1, attn__cpu_prepare, attn__cpu_forward, attn__cpu_backward, NULL, &attn__kernels_##name}
+#define ATTN__CPU_ROW(id, isa)                                                                                         \
+    const attn__impl attn__impl_##id = {.name = #id,                                                                   \
+                                        .backend = "cpu",                                                              \
+                                        .needs = (isa),                                                                \
+                                        .automatic = ATTN__AUTOMATIC,                                                  \
+                                        .prepare = attn__cpu_prepare,                                                  \
+                                        .forward = attn__cpu_forward,                                                  \
+                                        .backward = attn__cpu_backward,                                                \
+                                        .kernels = &attn__kernels_##id}
 
 ATTN__CPU_ROW(generic, 0);
 #ifdef ATTN_HAVE_AVX2

@@ -90,6 +90,12 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
     if (named && impl != named) {
         snprintf(text, sizeof text, "hints.implementation is %s", named->name);
         refuse(v, false, "", text);
+    } else if (impl->device != (plan->gpu ? ATTN__CUDA : ATTN__CPU)) {
+        refuse(v, false, "",
+               plan->gpu ? "runs on the CPU, the context is of a GPU" : "runs on a GPU, the context is of the CPU");
+    } else if (plan->gpu && plan->gpu->arch < impl->least_arch) {
+        snprintf(text, sizeof text, "needs sm_%d, the device is sm_%d", impl->least_arch, plan->gpu->arch);
+        refuse(v, false, "", text);
     } else if (attn__impl_limited(list, limit, impl)) {
         snprintf(text, sizeof text, "max_isa is %s", limit->name);
         refuse(v, false, "", text);
@@ -111,6 +117,7 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
 static attn_status prepare(attn_plan *plan, const attn__impl *impl, verdict *v, attn_error *error) {
     attn_error own;
     memset(&plan->choice, 0, sizeof plan->choice);
+    plan->gpu_choice.n_kernels = 0;
     plan->workspace = 0;
     plan->impl = impl;
     attn_status status = impl->prepare(plan, &own);
@@ -172,6 +179,9 @@ attn_status attn__plan_choose(attn_plan *plan, const attn__impl *const *list, co
     }
     for (int n = 0; list[n]; n++) {
         verdict v = {0};
+        if (list[n] != named && list[n]->device != (plan->gpu ? ATTN__CUDA : ATTN__CPU)) {
+            continue; /* another device's implementations are no news */
+        }
         judge(plan, list, limit, named, list[n], &v);
         if (!v.refused) {
             attn_status status = prepare(plan, list[n], &v, error);

@@ -31,6 +31,22 @@ typedef struct attn__machine {
     double memory_rate;                   /* assumed bytes a second, for expected times only */
 } attn__machine;
 
+/* Facts of a GPU: everything that a GPU plan may depend on. Read from the driver or taken from the table of known GPUs
+ * (gpu.c), so a plan for any GPU can be made without one. */
+typedef struct attn__gpu {
+    const char *name; /* "a100" in the table; the driver's name otherwise, in the context's memory */
+    int arch;         /* code is compiled for it: 75, 80, 86, 89, 90, 100, 120 */
+    int processors;   /* streaming multiprocessors */
+    int64_t shared_block, shared_processor; /* bytes of shared memory: most a block may ask for, in all */
+    int64_t registers_processor;            /* 32-bit registers */
+    int64_t l2_bytes, memory_bytes;
+    double hertz;       /* clock under load, for expected times only */
+    double memory_rate; /* bytes a second, likewise */
+    /* FLOP a cycle and processor: float32 FMA; dense tensor-core products of f16/bf16 and of tf32 (0: none) that
+     * warp-wide mma.sync reaches. */
+    double fma_cycle, mma_cycle, mma_tf32_cycle;
+} attn__gpu;
+
 typedef struct attn__impl attn__impl; /* src/backend.h */
 
 /* Bytes [offset, offset + size) of the workspace. One function lays a workspace out: run once to measure, once to
@@ -60,6 +76,39 @@ typedef struct attn__choice {
     attn__span delta;    /* backward: float, one a query row and head */
 } attn__choice;
 
+/* One device kernel, fully specialised: what is compiled, under which name, with which constants. The name is unique
+ * for its constants and is what a profiler shows:
+ * attn_fwd_bf16_d128_m128n64_s2_causal__sm80. Constants reach the source as #define NAME VALUE. */
+#define ATTN__MAX_CONSTANTS 40
+typedef struct attn__kernel {
+    char name[128];
+    const char *source; /* entry file in src/cuda/device: "forward_mma.cu" */
+    struct {
+        const char *name;
+        int64_t value;
+    } constants[ATTN__MAX_CONSTANTS];
+    int n_constants;
+    int threads;   /* a block */
+    size_t shared; /* dynamic shared memory, bytes a block */
+} attn__kernel;
+
+/* What the CUDA backend decides. Kernels are listed in the order of their first launch; `role` is the backend's. */
+#define ATTN__MAX_KERNELS 8
+typedef struct attn__gpu_choice {
+    int tile_q, tile_kv, stages, warps;
+    int64_t group;  /* query heads packed into one tile's rows */
+    int64_t splits; /* parts of the keys */
+    bool tensor_cores;
+    attn__kernel kernels[ATTN__MAX_KERNELS];
+    int roles[ATTN__MAX_KERNELS];
+    int n_kernels;
+    attn__span lengths;                /* host lengths and segments, brought to the device at each run */
+    attn__span status;                 /* int32, when the caller gives none */
+    attn__span partial_o, partial_lse; /* splits: float32 parts */
+    attn__span delta, dq, scores;      /* backward's delta and float32 dq; native: scores */
+    attn__span extra;                  /* what one implementation alone needs */
+} attn__gpu_choice;
+
 #define ATTN__MAX_REFUSALS 12
 typedef struct attn__refusal {
     const char *name;
@@ -71,8 +120,11 @@ struct attn_plan {
     attn_problem problem; /* canonical */
     attn_hints hints;     /* strings resolved: implementation is NULL or the impl's own name */
     attn__machine machine;
+    const attn__gpu *gpu; /* NULL on the CPU; the context's */
     const attn__impl *impl;
     attn__choice choice;
+    attn__gpu_choice gpu_choice;
+    void *built; /* what impl->build made: compiled kernels; released by impl->release */
     size_t workspace;
     attn__refusal refusals[ATTN__MAX_REFUSALS];
     int n_refusals;

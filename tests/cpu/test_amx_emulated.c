@@ -27,8 +27,13 @@ static void forward_watched(const attn__forward_task *task, void *scratch) {
 }
 
 static attn__kernels kernels = ATTN__KERNELS;
-static const attn__impl emulated = {
-    "amx", "cpu", 0, ATTN__AUTOMATIC, attn__cpu_prepare, attn__cpu_forward, attn__cpu_backward, NULL, &kernels};
+static const attn__impl emulated = {.name = "amx",
+                                    .backend = "cpu",
+                                    .automatic = ATTN__AUTOMATIC,
+                                    .prepare = attn__cpu_prepare,
+                                    .forward = attn__cpu_forward,
+                                    .backward = attn__cpu_backward,
+                                    .kernels = &kernels};
 extern const attn__impl attn__impl_native, attn__impl_reference;
 /* Takes the place of the library's list. */
 const attn__impl *const attn__implementations[] = {&emulated, &attn__impl_native, &attn__impl_reference, NULL};

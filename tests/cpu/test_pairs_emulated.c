@@ -18,9 +18,14 @@ extern const attn__impl attn__impl_native, attn__impl_reference;
 #include "cpu/kernels/kernels.h"
 
 static const attn__kernels kernels = ATTN__KERNELS;
-static const attn__impl emulated = {
-    "pairs", "cpu",   ATTN__ISA_AVX2, ATTN__AUTOMATIC, attn__cpu_prepare, attn__cpu_forward, attn__cpu_backward,
-    NULL,    &kernels};
+static const attn__impl emulated = {.name = "pairs",
+                                    .backend = "cpu",
+                                    .needs = ATTN__ISA_AVX2,
+                                    .automatic = ATTN__AUTOMATIC,
+                                    .prepare = attn__cpu_prepare,
+                                    .forward = attn__cpu_forward,
+                                    .backward = attn__cpu_backward,
+                                    .kernels = &kernels};
 const attn__impl *const attn__implementations[] = {&emulated, &attn__impl_native, &attn__impl_reference, NULL};
 
 static void test_random_recipes(void **state) {

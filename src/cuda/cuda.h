@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The CUDA room's own contracts. Flow of a run: attn_forward -> impl->forward -> attn__cuda_begin (parameters from plan
+ * and arguments, the device's context made current, lengths brought to the device and checked there) -> launches of the
+ * plan's kernels -> attn__cuda_end. Nothing on this way allocates, compiles, waits for the device or reads the
+ * environment, so that a stream under capture takes all of it.
+ *
+ * Choices (tiles, stages, constants, workspace) are taken in impl->prepare, a pure function of problem, hints and
+ * attn__gpu; kernels are compiled and loaded in impl->build. */
+#ifndef ATTN_CUDA_CUDA_H
+#define ATTN_CUDA_CUDA_H
+
+#include "backend.h"
+#include "cuda/device/params.h"
+
+/* An opened device, or the compiler and cache alone for a "gpu:..." context. Owned by the context; threads share it. */
+typedef struct attn__cuda attn__cuda;
+
+/* --- Choosing: what all kernels' constants have in common (constants.c) --- */
+
+/* Starts a kernel: source, and constants that follow from the problem: DTYPE, O_DTYPE, BIAS_DTYPE, DIM_QK, DIM_V,
+ * ROWS_Q, ROWS_KV, USED_Q, USED_KV, BAND, HAS_MASK, HAS_ALIBI, HAS_SINK, HAS_SOFTCAP, HAS_DROPOUT, SCORE_PLAIN;
+ * backward also DOUT_DTYPE, DQ_DTYPE, DK_DTYPE, DV_DTYPE, HAS_DLSE, HAS_DBIAS. `stem` begins the name: "fwd", "bwd";
+ * dtype, head sizes and features are appended to it. */
+attn__kernel *attn__kernel_start(attn_plan *plan, int role, const char *source, const char *stem);
+void attn__kernel_set(attn__kernel *kernel, const char *constant, int64_t value);
+/* Appends to the name: tile, stages, and at last the target ("__sm80"), which names its code's architecture. */
+void attn__kernel_name(attn__kernel *kernel, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Ends the name with "__sm<arch>" and a short hash of those constants that the readable part leaves out. */
+void attn__kernel_finish(attn__kernel *kernel, const attn_plan *plan, int threads, size_t shared);
+
+/* Is the score nothing but scale * <q, k> with a positive scale (SCORE_PLAIN)? */
+bool attn__score_plain(const attn_problem *problem);
+
+/* --- Building and running --- */
+
+attn_status attn__cuda_build(attn_plan *plan, attn_error *error);
+void attn__cuda_unbuild(attn_plan *plan);
+
+typedef struct attn__cuda_run {
+    const attn_plan *plan;
+    const attn_args *args;
+    attn_stream stream;
+    void *workspace;
+    attn__params params;
+    attn_error *error;
+} attn__cuda_run;
+
+/* Fills run->params: tensors, strides, band, scale, dropout, alignment bits, lengths (uploaded into the workspace when
+ * they are the host's), status word; spans of gpu_choice as pointers (partial_o, partial_lse, dq_sum, scores, extra;
+ * delta as a tensor when the caller gives none). */
+attn_status attn__cuda_begin(attn__cuda_run *run, const attn_plan *plan, const attn_args *args, void *workspace,
+                             attn_stream stream, attn_error *error);
+/* Launches the plan's kernel of that role over `tiles` blocks, in several launches where the grid's limit is passed
+ * (params.first_tile); none for 0 tiles. */
+attn_status attn__cuda_launch(attn__cuda_run *run, int role, int64_t tiles);
+/* Bytes of device memory set to 0, in the stream. */
+attn_status attn__cuda_zero(attn__cuda_run *run, void *memory, size_t size);
+/* Restores the caller's context. Returns `status`. */
+attn_status attn__cuda_end(attn__cuda_run *run, attn_status status);
+
+/* Query blocks of a side's rows at most: dense and packed by the bounds, segments by the list (host). */
+int64_t attn__cuda_blocks(const attn_problem *problem, const attn_args *args, bool queries, int64_t rows_a_block);
+
+/* --- Implementations: prepare and run of each (implementations.c holds the rows) --- */
+
+#define ATTN__CUDA_PASSES(name)                                                                                        \
+    attn_status attn__##name##_prepare_forward(attn_plan *plan, attn_error *error);                                    \
+    attn_status attn__##name##_prepare_backward(attn_plan *plan, attn_error *error);                                   \
+    attn_status attn__##name##_run_forward(attn__cuda_run *run);                                                       \
+    attn_status attn__##name##_run_backward(attn__cuda_run *run);
+ATTN__CUDA_PASSES(mma)
+ATTN__CUDA_PASSES(ffma)
+ATTN__CUDA_PASSES(cuda_native)
+
+#endif
