@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The table of known GPUs. Sizes and clocks are the vendor's published ones; FLOP a cycle and processor are those of
+ * warp-wide mma.sync with float32 sums, which on sm_90 and sm_100 stays below what their warp-group instructions
+ * reach. Rates decide expected times only, never results. */
+#include "plan/gpu.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#define KIB(n) ((int64_t)(n)*1024)
+#define MIB(n) ((int64_t)(n)*1024 * 1024)
+#define GB(n)  ((int64_t)(n)*1000000000)
+
+const attn__gpu attn__gpus[ATTN__GPUS] = {
+    /* name, arch, processors, shared a block and processor, registers, L2, memory, hertz, bytes/s, FLOP/cycle */
+    {"t4", 75, 40, KIB(64), KIB(64), 65536, MIB(4), GB(16), 1.59e9, 320e9, 128, 1024, 0},
+    {"rtx8000", 75, 72, KIB(64), KIB(64), 65536, MIB(6), GB(48), 1.77e9, 672e9, 128, 1024, 0},
+    {"a100", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(80), 1.41e9, 2039e9, 128, 2048, 1024},
+    {"l4", 89, 58, KIB(99), KIB(100), 65536, MIB(48), GB(24), 2.04e9, 300e9, 256, 1024, 512},
+    {"rtx4090", 89, 128, KIB(99), KIB(100), 65536, MIB(72), GB(24), 2.52e9, 1008e9, 256, 512, 256},
+    {"h100", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(80), 1.755e9, 3350e9, 256, 2560, 1280},
+    {"h200", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(141), 1.755e9, 4800e9, 256, 2560, 1280},
+    {"b200", 100, 148, KIB(227), KIB(228), 65536, MIB(126), GB(180), 1.85e9, 8000e9, 256, 2048, 1024},
+};
+
+/* Limits that the architecture alone sets. */
+static const struct limits {
+    int arch;
+    int64_t shared_block, shared_processor;
+} limits[] = {
+    {75, KIB(64), KIB(64)},   {80, KIB(163), KIB(164)},  {86, KIB(99), KIB(100)},  {89, KIB(99), KIB(100)},
+    {90, KIB(227), KIB(228)}, {100, KIB(227), KIB(228)}, {120, KIB(99), KIB(100)},
+};
+enum { LIMITS = sizeof limits / sizeof limits[0] };
+
+static bool same(const char *a, const char *b) {
+    while (*a && tolower((unsigned char)*a) == tolower((unsigned char)*b)) {
+        a++;
+        b++;
+    }
+    return tolower((unsigned char)*a) == tolower((unsigned char)*b);
+}
+
+/* Does the driver's name ("NVIDIA GeForce RTX 4090") hold the row's ("rtx4090"), blanks aside? */
+static bool holds(const char *name, const char *row) {
+    for (; *name; name++) {
+        const char *at = name, *want = row;
+        while (*at && *want) {
+            if (*at == ' ') {
+                at++;
+            } else if (tolower((unsigned char)*at) == *want) {
+                at++;
+                want++;
+            } else {
+                break;
+            }
+        }
+        if (!*want && !isalnum((unsigned char)*at)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const attn__gpu *attn__gpu_find(const char *name) {
+    for (int n = 0; n < ATTN__GPUS; n++) {
+        if (same(name, attn__gpus[n].name)) {
+            return &attn__gpus[n];
+        }
+    }
+    return NULL;
+}
+
+static const attn__gpu *row_like(const attn__gpu *gpu) {
+    const attn__gpu *older = &attn__gpus[0];
+    for (int n = 0; n < ATTN__GPUS; n++) {
+        if (holds(gpu->name, attn__gpus[n].name)) {
+            return &attn__gpus[n];
+        }
+    }
+    for (int n = 0; n < ATTN__GPUS; n++) {
+        if (attn__gpus[n].arch == gpu->arch) {
+            return &attn__gpus[n];
+        }
+        older = attn__gpus[n].arch < gpu->arch ? &attn__gpus[n] : older;
+    }
+    return older;
+}
+
+void attn__gpu_complete(attn__gpu *gpu) {
+    const attn__gpu *row = row_like(gpu);
+    gpu->fma_cycle = row->fma_cycle;
+    gpu->mma_cycle = row->mma_cycle;
+    gpu->mma_tf32_cycle = row->mma_tf32_cycle;
+    gpu->hertz = gpu->hertz > 0 ? gpu->hertz : row->hertz;
+    gpu->memory_rate = gpu->memory_rate > 0 ? gpu->memory_rate : row->memory_rate;
+}
+
+int attn__gpu_arch(int arch) {
+    int known = 0;
+    for (int n = 0; n < LIMITS; n++) {
+        known = limits[n].arch <= arch ? limits[n].arch : known;
+    }
+    return known;
+}
+
+void attn__gpu_lower(attn__gpu *gpu, int arch) {
+    for (int n = 0; n < LIMITS; n++) {
+        if (limits[n].arch == arch) {
+            gpu->arch = arch;
+            gpu->shared_block = gpu->shared_block < limits[n].shared_block ? gpu->shared_block : limits[n].shared_block;
+            gpu->shared_processor =
+                gpu->shared_processor < limits[n].shared_processor ? gpu->shared_processor : limits[n].shared_processor;
+            gpu->mma_tf32_cycle = arch < 80 ? 0 : gpu->mma_tf32_cycle;
+        }
+    }
+}

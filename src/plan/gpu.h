@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Known GPUs: facts for plans without a device, and the rates that no driver tells for plans with one. */
+#ifndef ATTN_PLAN_GPU_H
+#define ATTN_PLAN_GPU_H
+
+#include "plan/plan.h"
+
+/* All known GPUs, oldest architecture first. */
+enum { ATTN__GPUS = 8 };
+extern const attn__gpu attn__gpus[ATTN__GPUS];
+
+/* The row of that name ("a100", any case); NULL if unknown. */
+const attn__gpu *attn__gpu_find(const char *name);
+
+/* Fills in what the driver does not tell (fma_cycle, mma_cycle, mma_tf32_cycle, and hertz and memory_rate where they
+ * are 0): from the row whose name occurs in gpu->name, else from the first row of the same architecture, else from the
+ * last row of an older one. */
+void attn__gpu_complete(attn__gpu *gpu);
+
+/* The architecture whose code and limits stand for `arch` (compute capability * 10): the newest known one that is not
+ * newer; 0 below 75. */
+int attn__gpu_arch(int arch);
+
+/* Lowers the architecture to an older one: what a block may use shrinks to its limits, rates stay. */
+void attn__gpu_lower(attn__gpu *gpu, int arch);
+
+#endif
