@@ -20,6 +20,7 @@ struct attn__impl {
     const char *backend; /* the room that runs it: "cpu", "native", "reference", "cuda" */
     attn__device device; /* contexts of another device do not see it */
     int least_arch;      /* CUDA: oldest architecture, 75 for sm_75 */
+    bool tensor_cores;   /* CUDA: its products run there; what hints.tensor_cores allows */
     uint32_t needs;      /* attn__isa bits that must all be there */
     attn__automatic automatic;
     /* Fills plan->choice and plan->workspace from plan->problem, hints and machine alone. ERR_UNSUPPORTED passes the

@@ -9,7 +9,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return status ? status : attn__cuda_end(&state, launch(&state));
 }
 
-#define ATTN__CUDA_ROW(id, arch, when)                                                                                 \
+#define ATTN__CUDA_ROW(id, arch, cores, when)                                                                          \
     static attn_status id##_prepare(attn_plan *plan, attn_error *error) {                                              \
         return plan->problem.pass == ATTN_BACKWARD ? attn__##id##_prepare_backward(plan, error)                        \
                                                    : attn__##id##_prepare_forward(plan, error);                        \
@@ -26,6 +26,7 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
                                         .backend = #id,                                                                \
                                         .device = ATTN__CUDA,                                                          \
                                         .least_arch = (arch),                                                          \
+                                        .tensor_cores = (cores),                                                       \
                                         .automatic = (when),                                                           \
                                         .prepare = id##_prepare,                                                       \
                                         .build = attn__cuda_build,                                                     \
@@ -33,6 +34,6 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
                                         .backward = id##_backward,                                                     \
                                         .release = attn__cuda_unbuild}
 
-ATTN__CUDA_ROW(mma, 75, ATTN__AUTOMATIC);
-ATTN__CUDA_ROW(ffma, 75, ATTN__AUTOMATIC);
-ATTN__CUDA_ROW(cuda_native, 75, ATTN__BY_NAME);
+ATTN__CUDA_ROW(mma, 75, true, ATTN__AUTOMATIC);
+ATTN__CUDA_ROW(ffma, 75, false, ATTN__AUTOMATIC);
+ATTN__CUDA_ROW(cuda_native, 75, false, ATTN__BY_NAME);

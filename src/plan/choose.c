@@ -43,14 +43,18 @@ attn_status attn__hints_read(const attn_hints *hints, attn_hints *out, attn_erro
     if (status) {
         return status;
     }
-    const char *names[3] = {"hints.block_q", "hints.block_kv", "hints.splits"};
-    int64_t values[3] = {out->block_q, out->block_kv, out->splits};
-    for (int n = 0; n < 3; n++) {
+    const char *names[4] = {"hints.block_q", "hints.block_kv", "hints.splits", "hints.stages"};
+    int64_t values[4] = {out->block_q, out->block_kv, out->splits, out->stages};
+    for (int n = 0; n < 4; n++) {
         if (values[n] < 0 || values[n] > ATTN__MAX_TOKENS) {
             return attn__fail(error, ATTN_ERR_INVALID, names[n],
                               "is %" PRId64 ", must be at least 0 (chosen) and at most %" PRId64, values[n],
                               ATTN__MAX_TOKENS);
         }
+    }
+    if ((uint32_t)out->tensor_cores > ATTN_TENSOR_CORES_ON) {
+        return attn__fail(error, ATTN_ERR_INVALID, "hints.tensor_cores", "is %d, must be 0 (chosen), 1 (off) or 2 (on)",
+                          (int)out->tensor_cores);
     }
     return ATTN_OK;
 }
@@ -96,6 +100,10 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
     } else if (plan->gpu && plan->gpu->arch < impl->least_arch) {
         snprintf(text, sizeof text, "needs sm_%d, the device is sm_%d", impl->least_arch, plan->gpu->arch);
         refuse(v, false, "", text);
+    } else if (plan->gpu && impl->tensor_cores && plan->hints.tensor_cores == ATTN_TENSOR_CORES_OFF) {
+        refuse(v, false, "", "hints.tensor_cores is off");
+    } else if (plan->gpu && !impl->tensor_cores && plan->hints.tensor_cores == ATTN_TENSOR_CORES_ON) {
+        refuse(v, false, "", "hints.tensor_cores is on, it uses none");
     } else if (attn__impl_limited(list, limit, impl)) {
         snprintf(text, sizeof text, "max_isa is %s", limit->name);
         refuse(v, false, "", text);

@@ -28,11 +28,35 @@ static bool is_f64(const attn_problem *problem, char *value, size_t size) {
     return problem->q.dtype == ATTN_F64;
 }
 
+static bool has_flag(const attn_problem *problem, uint32_t flag, const char *name, char *value, size_t size) {
+    snprintf(value, size, "0x%" PRIx32 " with %s", problem->flags, name);
+    return problem->flags & flag;
+}
+
+static bool device_lengths(const attn_problem *problem, char *value, size_t size) {
+    return has_flag(problem, ATTN_DEVICE_LENGTHS, "ATTN_DEVICE_LENGTHS", value, size);
+}
+
+static bool device_seed(const attn_problem *problem, char *value, size_t size) {
+    return has_flag(problem, ATTN_DEVICE_SEED, "ATTN_DEVICE_SEED", value, size);
+}
+
+#define NO_DEVICE_LENGTHS(room)                                                                                        \
+    { room, "flags", "without ATTN_DEVICE_LENGTHS", "lengths are read on the host", device_lengths }
+#define NO_DEVICE_SEED(room)                                                                                           \
+    { room, "flags", "without ATTN_DEVICE_SEED", "the seed is read on the host", device_seed }
+
 const attn__rule attn__rules[] = {
     {"cpu", "q.dtype", "f32, f16 or bf16", "fused kernels keep scores in float32; `reference` runs f64", is_f64},
     {"cpu", "dim_qk", "at most 576", "the widest head that blocks are laid out for", wide_qk},
     {"cpu", "dim_v", "at most 576", "the widest head that blocks are laid out for", wide_v},
+    NO_DEVICE_LENGTHS("cpu"),
+    NO_DEVICE_SEED("cpu"),
     {"native", "q.dtype", "f32, f16 or bf16", "softmax is in float32; `reference` runs f64", is_f64},
+    NO_DEVICE_LENGTHS("native"),
+    NO_DEVICE_SEED("native"),
+    NO_DEVICE_LENGTHS("reference"),
+    NO_DEVICE_SEED("reference"),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

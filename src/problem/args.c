@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The data of one call against the canonical problem: which pointers are there, and whether lengths stay inside the
- * buffers that the problem promised. Reads only the lengths; tensors are not touched.
+ * buffers that the problem promised. Reads only the lengths; tensors are not touched. Lengths in device memory are
+ * checked there, so of these only the pointers and the numbers of segments are looked at.
  *
  * Cost: linear in sequences and segments. A list of segments that does not ascend is compared pair by pair to find
  * rows or positions given twice. */
@@ -102,6 +103,7 @@ typedef struct side_args {
     attn__side side;
     const int32_t *cu, *used, *lengths; /* as given */
     bool has_used, written;             /* written: this side's rows are outputs */
+    bool on_device;                     /* the arrays of lengths are not to be read here */
     int64_t total, most;                /* rows of the buffer, most segments */
     int64_t stride_batch;
 } side_args;
@@ -239,18 +241,24 @@ static bool ascends(const attn_segment *list, int64_t n, int64_t *rows, int64_t 
     return behind;
 }
 
+static attn_status check_count(const side_args *s, attn_error *error) {
+    int64_t count = s->side.n_segments;
+    char field[FIELD];
+    if (s->side.rows != ATTN_SEGMENTS || (count >= 0 && count <= s->most)) {
+        return ATTN_OK;
+    }
+    snprintf(field, sizeof field, "n_segments_%s", s->suffix);
+    return attn__fail(error, ATTN_ERR_INVALID, field,
+                      "is %" PRId64 ", must be at least 0 and at most segments_%s = %" PRId64, count, s->suffix,
+                      s->most);
+}
+
 static attn_status check_segments(const side_args *s, attn_error *error) {
     const attn_segment *list = s->side.segments;
     int64_t count = s->side.n_segments, rows = 0, position = 0;
     char field[FIELD], limit[FIELD];
-    snprintf(field, sizeof field, "n_segments_%s", s->suffix);
     if (s->side.rows != ATTN_SEGMENTS) {
         return ATTN_OK;
-    }
-    snprintf(limit, sizeof limit, "segments_%s", s->suffix);
-    if (count < 0 || count > s->most) {
-        return attn__fail(error, ATTN_ERR_INVALID, field,
-                          "is %" PRId64 ", must be at least 0 and at most %s = %" PRId64, count, limit, s->most);
     }
     for (int64_t n = 0; n < s->side.batch; n++) {
         snprintf(limit, sizeof limit, "tokens_%s", s->suffix);
@@ -280,9 +288,23 @@ static attn_status check_segments(const side_args *s, attn_error *error) {
 
 static attn_status check_side(const side_args *s, attn_error *error) {
     attn_status status = check_presence(s, error);
-    status = status ? status : check_cu(s, error);
+    status = status ? status : check_count(s, error);
+    if (status || s->on_device) {
+        return status;
+    }
+    status = check_cu(s, error);
     status = status ? status : check_used(s, error);
     return status ? status : check_segments(s, error);
+}
+
+/* Words in device memory: the status that the check of lengths there sets, and dropout's seed. A seed that does not
+ * count may be given, as long as dropout is 0: evaluation runs with the arguments of training. */
+static attn_status check_words(const attn_problem *p, const attn_args *a, attn_error *error) {
+    bool lengths = p->flags & ATTN_DEVICE_LENGTHS, seed = p->flags & ATTN_DEVICE_SEED;
+    attn_status status = check_pointer("status", a->status, lengths, false, sizeof(int32_t), error);
+    return status || (p->dropout == 0 && !seed)
+               ? status
+               : check_pointer("device_seed", a->device_seed, seed, false, sizeof(uint64_t), error);
 }
 
 /* Dropout counts heads and sequences in 32 bits. */
@@ -309,15 +331,32 @@ attn_status attn__args_check(const attn_problem *p, const attn_args *in, attn_ar
     if (status) {
         return status;
     }
-    side_args q = {"q",  attn__side_q(p, &a), a.cu_seqlens_q, a.used_q,      a.lengths_q, p->flags & ATTN_USED_Q,
-                   true, p->total_q,          p->segments_q,  p->q.stride[0]};
-    side_args kv = {"kv",           attn__side_kv(p, &a),    a.cu_seqlens_kv,          a.used_kv,
-                    a.lengths_kv,   p->flags & ATTN_USED_KV, p->pass == ATTN_BACKWARD, p->total_kv,
-                    p->segments_kv, p->k.stride[0]};
+    side_args q = {.suffix = "q",
+                   .side = attn__side_q(p, &a),
+                   .cu = a.cu_seqlens_q,
+                   .used = a.used_q,
+                   .lengths = a.lengths_q,
+                   .has_used = p->flags & ATTN_USED_Q,
+                   .written = true,
+                   .total = p->total_q,
+                   .most = p->segments_q,
+                   .stride_batch = p->q.stride[0]};
+    side_args kv = {.suffix = "kv",
+                    .side = attn__side_kv(p, &a),
+                    .cu = a.cu_seqlens_kv,
+                    .used = a.used_kv,
+                    .lengths = a.lengths_kv,
+                    .has_used = p->flags & ATTN_USED_KV,
+                    .written = p->pass == ATTN_BACKWARD,
+                    .total = p->total_kv,
+                    .most = p->segments_kv,
+                    .stride_batch = p->k.stride[0]};
     q.side.segments = a.segments_q;
     kv.side.segments = a.segments_kv;
+    q.on_device = kv.on_device = p->flags & ATTN_DEVICE_LENGTHS;
     status = check_side(&q, error);
     status = status ? status : check_side(&kv, error);
+    status = status ? status : check_words(p, &a, error);
     status = status ? status : check_first("head_first", a.head_first, p->heads_q, error);
     status = status ? status : check_first("batch_first", a.batch_first, p->batch, error);
     if (status) {

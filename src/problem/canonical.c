@@ -42,11 +42,17 @@ static void canonical_scalars(attn_problem *p) {
         p->scale = attn__default_scale(p->dim_qk);
         p->flags |= ATTN_HAS_SCALE;
     }
-    if (p->pass == ATTN_FORWARD) {
-        p->flags &= ~(uint32_t)ATTN_ACCUMULATE;
-    }
     p->softcap = p->softcap == 0 ? 0 : p->softcap; /* -0 becomes 0 */
     p->dropout = p->dropout == 0 ? 0 : p->dropout;
+}
+
+/* Flags that say nothing here are cleared, so that equal problems are equal. */
+static void canonical_flags(attn_problem *p) {
+    uint32_t idle = 0;
+    idle |= p->pass == ATTN_FORWARD ? ATTN_ACCUMULATE | ATTN_DETERMINISTIC : 0;
+    idle |= p->q.dtype != ATTN_F32 ? ATTN_ALLOW_TF32 : 0;
+    idle |= p->dropout == 0 ? ATTN_DEVICE_SEED : 0;
+    p->flags &= ~idle;
 }
 
 static attn_status fill_unset(attn_problem *p, const attn__tensor *tensor, attn_layout *layout, attn_error *error) {
@@ -103,6 +109,7 @@ attn_status attn__problem_canonical(const attn_problem *in, attn_problem *out, a
     canonical_side(p.rows_q, &p.total_q, &p.segments_q);
     canonical_side(p.rows_kv, &p.total_kv, &p.segments_kv);
     canonical_scalars(&p);
+    canonical_flags(&p);
     for (int n = 0; n < ATTN__TENSORS && !status; n++) {
         status = canonical_layout(&p, &attn__tensors[n], error);
     }

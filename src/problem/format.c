@@ -102,6 +102,10 @@ size_t attn_problem_format(const attn_problem *problem, char *buffer, size_t siz
     add_band(&text, &p.band);
     add_scalars(&text, &p);
     add_flag(&text, p.flags & ATTN_ACCUMULATE, ATTN__WORD_ACCUMULATE);
+    add_flag(&text, p.flags & ATTN_DETERMINISTIC, ATTN__WORD_DETERMINISTIC);
+    add_flag(&text, p.flags & ATTN_ALLOW_TF32, ATTN__WORD_TF32);
+    add_flag(&text, p.flags & ATTN_DEVICE_LENGTHS, ATTN__WORD_DEVICE_LENGTHS);
+    add_flag(&text, p.flags & ATTN_DEVICE_SEED, ATTN__WORD_DEVICE_SEED);
     for (int n = 0; n < ATTN__TENSORS; n++) {
         add_tensor(&text, &p, &attn__tensors[n]);
     }

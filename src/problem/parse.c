@@ -137,6 +137,22 @@ static void set_accumulate(attn_problem *p, const value *v) {
     (void)v;
     p->flags |= ATTN_ACCUMULATE;
 }
+static void set_deterministic(attn_problem *p, const value *v) {
+    (void)v;
+    p->flags |= ATTN_DETERMINISTIC;
+}
+static void set_tf32(attn_problem *p, const value *v) {
+    (void)v;
+    p->flags |= ATTN_ALLOW_TF32;
+}
+static void set_device_lengths(attn_problem *p, const value *v) {
+    (void)v;
+    p->flags |= ATTN_DEVICE_LENGTHS;
+}
+static void set_device_seed(attn_problem *p, const value *v) {
+    (void)v;
+    p->flags |= ATTN_DEVICE_SEED;
+}
 static void set_packed_q(attn_problem *p, const value *v) {
     p->rows_q = ATTN_PACKED;
     p->total_q = v->first;
@@ -181,13 +197,24 @@ static const struct word {
     int slot; /* words with one slot exclude each other */
     void (*set)(attn_problem *problem, const value *v);
 } words[] = {
-    {ATTN__WORD_CAUSAL, NO_VALUE, 0, set_causal},           {ATTN__WORD_TOP_LEFT, NO_VALUE, 1, set_top_left},
-    {ATTN__WORD_USED_Q, NO_VALUE, 2, set_used_q},           {ATTN__WORD_USED_KV, NO_VALUE, 3, set_used_kv},
-    {ATTN__WORD_ACCUMULATE, NO_VALUE, 4, set_accumulate},   {ATTN__WORD_PACKED_Q, ONE_INT, 5, set_packed_q},
-    {ATTN__WORD_PACKED_KV, ONE_INT, 6, set_packed_kv},      {ATTN__WORD_SEGMENTS_Q, TWO_INTS, 5, set_segments_q},
-    {ATTN__WORD_SEGMENTS_KV, TWO_INTS, 6, set_segments_kv}, {ATTN__WORD_WINDOW, TWO_INTS, 7, set_window},
-    {ATTN__WORD_GLOBALS, ONE_INT, 8, set_globals},          {ATTN__WORD_SCALE, ONE_FLOAT, 9, set_scale},
-    {ATTN__WORD_SOFTCAP, ONE_FLOAT, 10, set_softcap},       {ATTN__WORD_DROPOUT, ONE_FLOAT, 11, set_dropout},
+    {ATTN__WORD_CAUSAL, NO_VALUE, 0, set_causal},
+    {ATTN__WORD_TOP_LEFT, NO_VALUE, 1, set_top_left},
+    {ATTN__WORD_USED_Q, NO_VALUE, 2, set_used_q},
+    {ATTN__WORD_USED_KV, NO_VALUE, 3, set_used_kv},
+    {ATTN__WORD_ACCUMULATE, NO_VALUE, 4, set_accumulate},
+    {ATTN__WORD_PACKED_Q, ONE_INT, 5, set_packed_q},
+    {ATTN__WORD_PACKED_KV, ONE_INT, 6, set_packed_kv},
+    {ATTN__WORD_SEGMENTS_Q, TWO_INTS, 5, set_segments_q},
+    {ATTN__WORD_SEGMENTS_KV, TWO_INTS, 6, set_segments_kv},
+    {ATTN__WORD_WINDOW, TWO_INTS, 7, set_window},
+    {ATTN__WORD_GLOBALS, ONE_INT, 8, set_globals},
+    {ATTN__WORD_SCALE, ONE_FLOAT, 9, set_scale},
+    {ATTN__WORD_SOFTCAP, ONE_FLOAT, 10, set_softcap},
+    {ATTN__WORD_DROPOUT, ONE_FLOAT, 11, set_dropout},
+    {ATTN__WORD_DETERMINISTIC, NO_VALUE, 12, set_deterministic},
+    {ATTN__WORD_TF32, NO_VALUE, 13, set_tf32},
+    {ATTN__WORD_DEVICE_LENGTHS, NO_VALUE, 14, set_device_lengths},
+    {ATTN__WORD_DEVICE_SEED, NO_VALUE, 15, set_device_seed},
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
@@ -360,8 +387,14 @@ static attn_status read_tokens(reader *r) {
             return attn__fail(r->error, ATTN_ERR_INVALID, "text", "lacks %s", size_names[n]);
         }
     }
-    if (r->problem.flags & ATTN_ACCUMULATE && r->problem.pass == ATTN_FORWARD) {
-        return attn__fail(r->error, ATTN_ERR_INVALID, "text", "has accumulate, which belongs to bwd only");
+    const uint32_t flags = r->problem.flags;
+    if (flags & (ATTN_ACCUMULATE | ATTN_DETERMINISTIC) && r->problem.pass == ATTN_FORWARD) {
+        return attn__fail(r->error, ATTN_ERR_INVALID, "text", "has %s, which belongs to bwd only",
+                          flags & ATTN_ACCUMULATE ? ATTN__WORD_ACCUMULATE : ATTN__WORD_DETERMINISTIC);
+    }
+    if (flags & ATTN_ALLOW_TF32 && r->problem.q.dtype != ATTN_F32) {
+        return attn__fail(r->error, ATTN_ERR_INVALID, "text", "has tf32, which belongs to f32 only, not to %s",
+                          attn_dtype_name(r->problem.q.dtype));
     }
     return ATTN_OK;
 }

@@ -14,11 +14,15 @@ enum { ATTN__SIZE_WORDS = 10 };
 extern const attn__size_word attn__size_words[ATTN__SIZE_WORDS];
 
 /* Words alone. */
-#define ATTN__WORD_CAUSAL     "causal"
-#define ATTN__WORD_TOP_LEFT   "topleft"
-#define ATTN__WORD_USED_Q     "used_q"
-#define ATTN__WORD_USED_KV    "used_kv"
-#define ATTN__WORD_ACCUMULATE "accumulate"
+#define ATTN__WORD_CAUSAL         "causal"
+#define ATTN__WORD_TOP_LEFT       "topleft"
+#define ATTN__WORD_USED_Q         "used_q"
+#define ATTN__WORD_USED_KV        "used_kv"
+#define ATTN__WORD_ACCUMULATE     "accumulate"
+#define ATTN__WORD_DETERMINISTIC  "deterministic"
+#define ATTN__WORD_TF32           "tf32"
+#define ATTN__WORD_DEVICE_LENGTHS "device_lengths"
+#define ATTN__WORD_DEVICE_SEED    "device_seed"
 
 /* Words before '='. Tensors have their own names from the table of tensors. */
 #define ATTN__WORD_PACKED_Q    "packed_q"

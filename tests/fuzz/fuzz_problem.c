@@ -83,9 +83,14 @@ static void check_arguments(const attn_problem *p, const uint8_t *data, size_t s
         args.n_segments_kv = lists[1] % (MOST + 1);
         args.lengths_kv = lengths[3];
     }
+    args.status = p->flags & ATTN_DEVICE_LENGTHS ? lengths[0] : NULL;
+    args.device_seed = p->flags & ATTN_DEVICE_SEED ? (const uint64_t *)&somewhere : NULL;
     if (attn__args_check(p, &args, &copy, &error)) {
         hold(error.status == ATTN_ERR_INVALID && error.field[0] && error.message[0]);
         return;
+    }
+    if (p->flags & ATTN_DEVICE_LENGTHS) {
+        return; /* nothing was read */
     }
     attn__side q = attn__side_q(p, &copy), kv = attn__side_kv(p, &copy);
     check_side(&q, p->rows_q == ATTN_DENSE ? p->tokens_q : p->total_q);

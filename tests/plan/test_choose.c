@@ -169,6 +169,56 @@ static void test_hints(void **state) {
     hints.block_kv = 0;
     hints.splits = INT64_MIN;
     expect_error(attn__hints_read(&hints, &out, &error), &error, ATTN_ERR_INVALID, "hints.splits", "must be at least");
+    hints.splits = 0;
+    hints.stages = -2;
+    expect_error(attn__hints_read(&hints, &out, &error), &error, ATTN_ERR_INVALID, "hints.stages", "is -2, must be at");
+    hints.stages = 3;
+    hints.tensor_cores = (attn_tensor_cores)3;
+    expect_error(attn__hints_read(&hints, &out, &error), &error, ATTN_ERR_INVALID, "hints.tensor_cores",
+                 "is 3, must be 0 (chosen), 1 (off) or 2 (on)");
+    hints.tensor_cores = ATTN_TENSOR_CORES_ON;
+    assert_int_equal(attn__hints_read(&hints, &out, &error), ATTN_OK);
+    assert_true(out.stages == 3 && out.tensor_cores == ATTN_TENSOR_CORES_ON);
+}
+
+/* Contexts of a GPU see its implementations alone; architecture and the hint on tensor cores decide among them. */
+static void test_gpu(void **state) {
+    (void)state;
+    const attn__impl mma = {.name = "mma",
+                            .backend = "mma",
+                            .device = ATTN__CUDA,
+                            .least_arch = 80,
+                            .tensor_cores = true,
+                            .automatic = ATTN__AUTOMATIC,
+                            .prepare = prepare_fine,
+                            .forward = run},
+                     ffma = {.name = "ffma",
+                             .backend = "ffma",
+                             .device = ATTN__CUDA,
+                             .least_arch = 75,
+                             .automatic = ATTN__AUTOMATIC,
+                             .prepare = prepare_fine,
+                             .forward = run};
+    const attn__impl *const both[] = {&wide, &mma, &ffma, NULL};
+    const attn__gpu turing = {.arch = 75}, ampere = {.arch = 80};
+    attn_error error;
+    attn_plan plan = draft(SERVER, "fwd:" SMALL, NULL);
+    plan.gpu = &ampere;
+    assert_int_equal(attn__plan_choose(&plan, both, NULL, &error), ATTN_OK);
+    assert_ptr_equal(plan.impl, &mma);
+    assert_int_equal(plan.n_refusals, 0);
+    plan.hints.tensor_cores = ATTN_TENSOR_CORES_OFF;
+    assert_int_equal(attn__plan_choose(&plan, both, NULL, &error), ATTN_OK);
+    assert_ptr_equal(plan.impl, &ffma);
+    assert_string_equal(plan.refusals[0].reason, "hints.tensor_cores is off");
+    plan.hints.tensor_cores = ATTN_TENSOR_CORES_ON;
+    plan.gpu = &turing;
+    expect_error(attn__plan_choose(&plan, both, NULL, &error), &error, ATTN_ERR_UNSUPPORTED, "problem",
+                 "mma: needs sm_80, the device is sm_75; ffma: hints.tensor_cores is on, it uses none");
+    plan.hints.tensor_cores = ATTN_TENSOR_CORES_CHOSEN;
+    plan.hints.implementation = "avx512";
+    expect_error(attn__plan_choose(&plan, both, NULL, &error), &error, ATTN_ERR_UNSUPPORTED, "hints.implementation",
+                 "is avx512: runs on the CPU, the context is of a GPU");
 }
 
 /* More refusals than a plan keeps: the choice is still made. */
@@ -195,6 +245,7 @@ int main(void) {
         cmocka_unit_test(test_all_refuse),
         cmocka_unit_test(test_broken_preparation),
         cmocka_unit_test(test_hints),
+        cmocka_unit_test(test_gpu),
         cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -59,6 +59,14 @@ static void test_rules_refuse(void **state) {
     p = attn_problem_dense(ATTN_F16, 1, 1, 1, 4, 4, 8, 600);
     assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "dim_v");
+    p = attn_problem_dense(ATTN_F16, 1, 1, 1, 4, 4, 8, 8);
+    p.flags = ATTN_DEVICE_LENGTHS;
+    assert_false(attn__support_accepts(&reference, &p, field, sizeof field, reason, sizeof reason));
+    assert_string_equal(field, "flags");
+    assert_string_equal(reason, "is 0x40 with ATTN_DEVICE_LENGTHS, must be without ATTN_DEVICE_LENGTHS");
+    p.flags = ATTN_DEVICE_SEED | ATTN_USED_Q;
+    assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_string_equal(reason, "is 0x82 with ATTN_DEVICE_SEED, must be without ATTN_DEVICE_SEED");
     p = attn_problem_dense(ATTN_F64, 1, 1, 1, 4, 4, 8, 8);
     assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "q.dtype");

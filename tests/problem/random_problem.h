@@ -104,7 +104,7 @@ static inline attn_problem random_problem(void) {
     attn_problem p = attn_problem_init();
     bool large = one_in(8);
     p.pass = one_in(2) ? ATTN_BACKWARD : ATTN_FORWARD;
-    p.flags = (uint32_t)lottery(0, 15);
+    p.flags = (uint32_t)lottery(0, 255);
     p.batch = lottery(0, 4);
     p.heads_kv = lottery(0, 3);
     p.heads_q = p.heads_kv * lottery(1, 4);

@@ -232,6 +232,33 @@ static void test_dropout_counters(void **state) {
     REFUSED(FWD, "batch_first", "is -3, must be", a->batch_first = -3);
 }
 
+/* Lengths in device memory: pointers and counts are checked, nothing is read. */
+static void test_device_words(void **state) {
+    (void)state;
+    const int32_t *far = (const int32_t *)(uintptr_t)4096; /* reading it would be noticed */
+    static int32_t status;
+    static uint64_t seed[2];
+    ACCEPTED(PACKED ":used_q:device_lengths", a->cu_seqlens_q = a->cu_seqlens_kv = a->used_q = far,
+             a->status = &status);
+    REFUSED(PACKED ":device_lengths", "status", "is NULL, but", a->cu_seqlens_q = a->cu_seqlens_kv = far);
+    REFUSED(PACKED ":device_lengths", "cu_seqlens_kv", "is NULL, but", a->cu_seqlens_q = far, a->status = &status);
+    REFUSED(PACKED ":device_lengths", "cu_seqlens_q", "multiple of its element size 4",
+            a->cu_seqlens_q = (const int32_t *)(uintptr_t)4098, a->cu_seqlens_kv = far, a->status = &status);
+    REFUSED(FWD, "status", "must be NULL", a->status = &status);
+    ACCEPTED(SEGMENTS("fwd") ":device_lengths", a->segments_q = a->segments_kv = (const attn_segment *)(uintptr_t)4096,
+             a->lengths_q = a->lengths_kv = far, a->n_segments_q = 3, a->n_segments_kv = 4, a->status = &status);
+    REFUSED(SEGMENTS("fwd") ":device_lengths", "n_segments_kv", "is 5, must be at least 0 and at most segments_kv = 4",
+            a->segments_q = a->segments_kv = (const attn_segment *)(uintptr_t)4096, a->lengths_q = a->lengths_kv = far,
+            a->n_segments_q = 3, a->n_segments_kv = 5, a->status = &status);
+    ACCEPTED(FWD ":dropout=0.5:device_seed", a->device_seed = seed);
+    REFUSED(FWD ":dropout=0.5:device_seed", "device_seed", "is NULL, but", (void)a);
+    REFUSED(FWD ":dropout=0.5:device_seed", "device_seed", "multiple of its element size 8",
+            a->device_seed = (const uint64_t *)((uintptr_t)seed + 4));
+    REFUSED(FWD ":dropout=0.5", "device_seed", "must be NULL", a->device_seed = seed);
+    ACCEPTED(FWD ":device_seed", a->device_seed = seed);
+    ACCEPTED(FWD ":device_seed", (void)a);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_null),
@@ -242,6 +269,7 @@ int main(void) {
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_segments_that_meet),
         cmocka_unit_test(test_dropout_counters),
+        cmocka_unit_test(test_device_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

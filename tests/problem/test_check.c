@@ -56,7 +56,7 @@ static void test_null(void **state) {
 static void test_enums_and_flags(void **state) {
     (void)state;
     REFUSED(dense(), "pass", "is 2, must be at most 1", p.pass = (attn_pass)2);
-    REFUSED(dense(), "flags", "unknown bits 0x10", p.flags = 0x13);
+    REFUSED(dense(), "flags", "is 0x103, has unknown bits 0x100", p.flags = 0x103);
     REFUSED(dense(), "rows_q", "is 3, must be at most 2", p.rows_q = (attn_rows)3);
     REFUSED(dense(), "rows_kv", "is 9, must be at most 2", p.rows_kv = (attn_rows)9);
     REFUSED(dense(), "band.kind", "is 0x9, has unknown bits 0x8", p.band.kind = 9);
@@ -64,6 +64,7 @@ static void test_enums_and_flags(void **state) {
     REFUSED(segmented(), "flags", "ATTN_USED_Q is set, but rows_q is segments", p.flags = ATTN_USED_Q);
     REFUSED(segmented(), "flags", "ATTN_USED_KV is set, but rows_kv is segments", p.flags = ATTN_USED_KV);
     ACCEPTED(dense(), p.flags = ATTN_USED_Q | ATTN_USED_KV | ATTN_ACCUMULATE | ATTN_HAS_SCALE);
+    ACCEPTED(dense(), p.flags = ATTN_DETERMINISTIC | ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED);
 }
 
 static void test_sizes(void **state) {
@@ -209,6 +210,25 @@ static void test_overlap(void **state) {
     REFUSED(segmented(), "o.stride[0]", "is 5, must be", p.o.stride[0] = 5, p.o.stride[1] = 24);
 }
 
+/* Flags count only where they say something. */
+static void test_idle_flags(void **state) {
+    (void)state;
+    const uint32_t all =
+        ATTN_ACCUMULATE | ATTN_DETERMINISTIC | ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED;
+    attn_problem p = dense(), c;
+    p.flags = all;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS);
+    p.pass = ATTN_BACKWARD;
+    p.dropout = 0.5f;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | all);
+    p = attn_problem_dense(ATTN_BF16, 1, 1, 1, 2, 2, 4, 4);
+    p.flags = all;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_DEVICE_LENGTHS);
+}
+
 static void test_defaults(void **state) {
     (void)state;
     attn_problem p = masked(ATTN_BACKWARD), c;
@@ -270,7 +290,7 @@ int main(void) {
         cmocka_unit_test(test_null),    cmocka_unit_test(test_enums_and_flags), cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_totals),  cmocka_unit_test(test_products),        cmocka_unit_test(test_band),
         cmocka_unit_test(test_scalars), cmocka_unit_test(test_types),           cmocka_unit_test(test_offsets),
-        cmocka_unit_test(test_overlap), cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_overlap), cmocka_unit_test(test_idle_flags),      cmocka_unit_test(test_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

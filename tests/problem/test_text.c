@@ -40,6 +40,8 @@ static void test_known_texts(void **state) {
         "bwd:f32:b1:hq1:hk1:sq0:skv7:dqk192:dv128:window=-1,0:globals=4:topleft:accumulate",
         "fwd:f16:b3:hq4:hk2:sq5:skv9:d8:packed_q=11:packed_kv=20:used_q:used_kv:causal:window=127,-1",
         "fwd:f64:b3:hq4:hk2:sq50:skv90:d8:segments_q=12,2:segments_kv=30,4:scale=-0.5:softcap=30:dropout=0.1",
+        "bwd:f32:b3:hq4:hk2:sq50:skv90:d8:packed_q=99:dropout=0.5:accumulate:deterministic:tf32:device_lengths:device_"
+        "seed",
         "bwd:bf16:b2:hq4:hk4:sq16:skv16:d64:q=[bhsd]:k=[bhsd]:o=f32:lse=[128,1,8,0]:bias=bf16[0,0,16,1]:mask=u8:"
         "alibi=f32[4,1,0,0]:sink=f32:dq=f32:dbias=[1025,256,16,1]",
     };
@@ -142,6 +144,11 @@ static void test_refusals(void **state) {
         {"fwd:f32:b1:h1:s1:d1:bias=f32[bshd]", "text", "[bhsd] or four whole numbers"},
         {"fwd:f32:b1:h1:s1:d1:dq=f32", "text", "belongs to bwd only"},
         {"fwd:f32:b1:h1:s1:d1:accumulate", "text", "belongs to bwd only"},
+        {"fwd:f32:b1:h1:s1:d1:deterministic", "text", "has deterministic, which belongs to bwd only"},
+        {"bwd:f32:b1:h1:s1:d1:deterministic=1", "text", "takes no value"},
+        {"fwd:bf16:b1:h1:s1:d1:tf32", "text", "has tf32, which belongs to f32 only, not to bf16"},
+        {"fwd:f32:b1:h1:s1:d1:device_lengths:device_lengths", "text", "gives what stands before"},
+        {"fwd:f32:b1:h1:s1:d1:device", "text", "\"device\" at character 21 is not known"},
         {"fwd:f32:b9:h2147483647:s2147483647:d1", "batch", "past 2^60"},
         {"fwd:f32:b9:h9999:s2147483647:d1:mask=u8", "mask", "give strides"},
         {"fwd:f32:b1:hq3:hk2:s1:d1", "heads_q", "is 3, must be a multiple of heads_kv = 2"},
