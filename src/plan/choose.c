@@ -125,7 +125,7 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
 static attn_status prepare(attn_plan *plan, const attn__impl *impl, verdict *v, attn_error *error) {
     attn_error own;
     memset(&plan->choice, 0, sizeof plan->choice);
-    plan->gpu_choice.n_kernels = 0;
+    memset(&plan->gpu_choice, 0, sizeof plan->gpu_choice);
     plan->workspace = 0;
     plan->impl = impl;
     attn_status status = impl->prepare(plan, &own);

@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The table of known GPUs. Sizes and clocks are the vendor's published ones; FLOP a cycle and processor are those of
- * warp-wide mma.sync with float32 sums, which on sm_90 and sm_100 stays below what their warp-group instructions
- * reach. Rates decide expected times only, never results. */
+ * The table of known GPUs. Rates decide expected times only, never results.
+ *
+ * Where the figures come from
+ *   - processors, L2, memory and its rate: the vendor's data sheets and architecture papers of each product.
+ *   - hertz: the boost clock of the data sheet, since its peak rates are counted at that clock; h100, h200 and b200 at
+ *     what they hold under matrix products, below their boost clock of 1.98 GHz.
+ *   - shared memory and registers: the limits of the compute capability in the CUDA C++ programming guide; a block may
+ *     ask for 1 KiB less than the processor has from sm_80 on.
+ *   - FLOP a cycle and processor: published dense peak / (processors * hertz), products of f16 with float32 sums. On
+ *     consumer boards (rtx4090, rtx5090) those run at half the rate of float16 sums. On sm_90 warp-wide mma.sync
+ *     reaches 62 % of what warp-group instructions do (arXiv 2402.13499), so 2560 of 4096 stand here; on sm_100 it runs
+ *     at the rate of sm_80, which no data sheet states. */
 #include "plan/gpu.h"
 
 #include <ctype.h>
@@ -15,12 +24,15 @@ const attn__gpu attn__gpus[ATTN__GPUS] = {
     /* name, arch, processors, shared a block and processor, registers, L2, memory, hertz, bytes/s, FLOP/cycle */
     {"t4", 75, 40, KIB(64), KIB(64), 65536, MIB(4), GB(16), 1.59e9, 320e9, 128, 1024, 0},
     {"rtx8000", 75, 72, KIB(64), KIB(64), 65536, MIB(6), GB(48), 1.77e9, 672e9, 128, 1024, 0},
-    {"a100", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(80), 1.41e9, 2039e9, 128, 2048, 1024},
+    {"a100", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(80), 1.41e9, 2039e9, 128, 2048, 1024}, /* SXM, 80 GB */
+    {"a100-40gb", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(40), 1.41e9, 1555e9, 128, 2048, 1024},
+    {"a10", 86, 72, KIB(99), KIB(100), 65536, MIB(6), GB(24), 1.695e9, 600e9, 256, 1024, 512},
     {"l4", 89, 58, KIB(99), KIB(100), 65536, MIB(48), GB(24), 2.04e9, 300e9, 256, 1024, 512},
     {"rtx4090", 89, 128, KIB(99), KIB(100), 65536, MIB(72), GB(24), 2.52e9, 1008e9, 256, 512, 256},
-    {"h100", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(80), 1.755e9, 3350e9, 256, 2560, 1280},
+    {"h100", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(80), 1.755e9, 3350e9, 256, 2560, 1280}, /* SXM */
     {"h200", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(141), 1.755e9, 4800e9, 256, 2560, 1280},
     {"b200", 100, 148, KIB(227), KIB(228), 65536, MIB(126), GB(180), 1.85e9, 8000e9, 256, 2048, 1024},
+    {"rtx5090", 120, 170, KIB(99), KIB(100), 65536, MIB(96), GB(32), 2.407e9, 1792e9, 256, 512, 256},
 };
 
 /* Limits that the architecture alone sets. */

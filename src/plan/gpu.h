@@ -6,7 +6,7 @@
 #include "plan/plan.h"
 
 /* All known GPUs, oldest architecture first. */
-enum { ATTN__GPUS = 8 };
+enum { ATTN__GPUS = 11 };
 extern const attn__gpu attn__gpus[ATTN__GPUS];
 
 /* The row of that name ("a100", any case); NULL if unknown. */
