@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Rows of a tensor brought into a tile of shared memory, 16 bytes at a time, with zeros wherever the tensor has
+ * nothing: rows past the last one, columns past dim up to whole steps. Tiles: see mma.cuh.
+ *
+ * From sm_80 the copies are asynchronous (cp.async): copies_commit() closes a group of them, copies_wait<n>() waits
+ * until at most the n youngest groups are under way; a barrier must follow before other threads' rows are read. On
+ * sm_75 they are plain loads and stores, and the two do nothing.
+ *
+ * Tensors whose rows are not 16-byte aligned and contiguous (`aligned` is false) are copied element by element: a
+ * branch that all threads take alike. */
+#pragma once
+#include "mma.cuh"
+
+INLINE void store_shared_16(uint32_t address, uint4 x) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+INLINE uint4 load_shared_16(uint32_t address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address));
+    return x;
+}
+
+/* 16 bytes from elements `from`, `from` + stride ... of which `count` exist. */
+template <int dtype> INLINE uint4 gather_16(const element_t<dtype> *from, int64_t stride, int count) {
+    const int each = 16 / (int)sizeof(element_t<dtype>);
+    uint32_t word[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int n = 0; n < each; n++) {
+        if (n < count) {
+            if constexpr (dtype == F32) {
+                word[n] = __float_as_uint(from[n * stride]);
+            } else {
+                word[n / 2] |= (uint32_t)from[n * stride] << (n % 2 * 16);
+            }
+        }
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+/* 16 bytes to shared memory, of which the first `bytes` (0 ... 16) are read; the rest are zeros. `from` is aligned. */
+template <int dtype> INLINE void copy_16(uint32_t to, const element_t<dtype> *from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (bytes == 16) {
+        x = *(const uint4 *)from;
+    } else if (bytes > 0) {
+        x = gather_16<dtype>(from, 1, bytes / (int)sizeof(element_t<dtype>));
+    }
+    store_shared_16(to, x);
+#endif
+}
+
+INLINE void copies_commit() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int pending> INLINE void copies_wait() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+/* Copies a tile of `rows` rows of columns [0, dim) by `threads` threads. data, at: address and offset (in elements) of
+ * row 0; row r lies r * row_stride further. Rows from `count` on are filled with zeros and not read. Does not wait. */
+template <int dtype, int dim, int rows, int threads>
+INLINE void copy_rows(uint32_t tile, const void *data, int64_t at, int64_t row_stride, int64_t dim_stride, int count,
+                      bool aligned) {
+    typedef element_t<dtype> element;
+    const int size = (int)sizeof(element), pitch = TILE_PITCH(dim, size), units = STEPS(dim, size) * 2;
+    const element *base = (const element *)data + at;
+    if (aligned) {
+#pragma unroll
+        for (int n = 0; n < (rows * units + threads - 1) / threads; n++) {
+            int unit = n * threads + (int)threadIdx.x;
+            int row = unit / units, column = unit % units;
+            int bytes = dim * size - column * 16;
+            bytes = row < count && bytes > 0 ? (bytes < 16 ? bytes : 16) : 0;
+            if (rows * units % threads == 0 || row < rows) {
+                const element *from = bytes > 0 ? base + row * row_stride + column * (16 / size) : base;
+                copy_16<dtype>(tile + row * pitch + column * 16, from, bytes);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int unit = (int)threadIdx.x; unit < rows * units; unit += threads) {
+            int row = unit / units, column = unit % units, first = column * (16 / size);
+            const element *from = base + row * row_stride + first * dim_stride;
+            store_shared_16(tile + row * pitch + column * 16,
+                            gather_16<dtype>(from, dim_stride, row < count ? dim - first : 0));
+        }
+    }
+}
