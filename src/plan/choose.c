@@ -117,8 +117,8 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
                plan->problem.pass == ATTN_BACKWARD ? "is backward, must be forward" : "is forward, must be backward");
     } else {
         v->of_problem = true;
-        v->refused =
-            !attn__support_accepts(impl, &plan->problem, v->field, sizeof v->field, v->reason, sizeof v->reason);
+        v->refused = !attn__support_accepts(impl, &plan->problem, plan->gpu, v->field, sizeof v->field, v->reason,
+                                            sizeof v->reason);
     }
 }
 

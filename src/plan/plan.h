@@ -135,8 +135,8 @@ void attn__plan_cost(const attn_problem *problem, attn_plan_info *info);
 
 /* One table of refusals (support.c): every (implementation, rule) pair that can refuse a sound problem. The support
  * query, plan creation's message and docs/support.md all read it. Returns true and leaves reason empty if the
- * implementation accepts the problem. */
-bool attn__support_accepts(const attn__impl *impl, const attn_problem *problem, char *field, size_t field_size,
-                           char *reason, size_t reason_size);
+ * implementation accepts the problem. gpu: facts of the context's GPU, NULL on the CPU. */
+bool attn__support_accepts(const attn__impl *impl, const attn_problem *problem, const attn__gpu *gpu, char *field,
+                           size_t field_size, char *reason, size_t reason_size);
 
 #endif

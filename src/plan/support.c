@@ -9,23 +9,41 @@
 
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
+/* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
+enum { WIDEST_MMA = 256, WIDEST_FFMA_V = 512 };
 
-static bool too_wide(int64_t dim, char *value, size_t size) {
+static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
-    return dim > WIDEST;
+    return dim > widest;
 }
 
-static bool wide_qk(const attn_problem *problem, char *value, size_t size) {
-    return too_wide(problem->dim_qk, value, size);
-}
+#define WIDER(name, dim, widest)                                                                                       \
+    static bool name(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {                    \
+        (void)gpu;                                                                                                     \
+        return wider(problem->dim, widest, value, size);                                                               \
+    }
+WIDER(wide_qk, dim_qk, WIDEST)
+WIDER(wide_v, dim_v, WIDEST)
+WIDER(wide_qk_mma, dim_qk, WIDEST_MMA)
+WIDER(wide_v_mma, dim_v, WIDEST_MMA)
+WIDER(wide_v_ffma, dim_v, WIDEST_FFMA_V)
 
-static bool wide_v(const attn_problem *problem, char *value, size_t size) {
-    return too_wide(problem->dim_v, value, size);
-}
-
-static bool is_f64(const attn_problem *problem, char *value, size_t size) {
+static bool is_f64(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
     snprintf(value, size, "%s", attn_dtype_name(problem->q.dtype));
     return problem->q.dtype == ATTN_F64;
+}
+
+static bool is_exact(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    bool exact = problem->q.dtype == ATTN_F32 && !(problem->flags & ATTN_ALLOW_TF32);
+    (void)gpu;
+    snprintf(value, size, "%s%s", attn_dtype_name(problem->q.dtype), exact ? " without ATTN_ALLOW_TF32" : "");
+    return exact || problem->q.dtype == ATTN_F64;
+}
+
+static bool is_too_new(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    snprintf(value, size, "%s on sm_%d", attn_dtype_name(problem->q.dtype), gpu ? gpu->arch : 0);
+    return gpu && gpu->arch < 80 && problem->q.dtype != ATTN_F16;
 }
 
 static bool has_flag(const attn_problem *problem, uint32_t flag, const char *name, char *value, size_t size) {
@@ -33,11 +51,13 @@ static bool has_flag(const attn_problem *problem, uint32_t flag, const char *nam
     return problem->flags & flag;
 }
 
-static bool device_lengths(const attn_problem *problem, char *value, size_t size) {
+static bool device_lengths(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
     return has_flag(problem, ATTN_DEVICE_LENGTHS, "ATTN_DEVICE_LENGTHS", value, size);
 }
 
-static bool device_seed(const attn_problem *problem, char *value, size_t size) {
+static bool device_seed(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
     return has_flag(problem, ATTN_DEVICE_SEED, "ATTN_DEVICE_SEED", value, size);
 }
 
@@ -57,14 +77,23 @@ const attn__rule attn__rules[] = {
     NO_DEVICE_SEED("native"),
     NO_DEVICE_LENGTHS("reference"),
     NO_DEVICE_SEED("reference"),
+    {"mma", "q.dtype", "f16, bf16, or f32 with ATTN_ALLOW_TF32", "tensor cores round factors; `ffma` runs f32 exactly",
+     is_exact},
+    {"mma", "q.dtype", "f16 before sm_80", "tensor cores take bf16 and tf32 from sm_80 on", is_too_new},
+    {"mma", "dim_qk", "at most 256", "the widest head whose tiles fit a block", wide_qk_mma},
+    {"mma", "dim_v", "at most 256", "the widest head whose sums fit a block's registers", wide_v_mma},
+    {"ffma", "q.dtype", "f32, f16 or bf16", "products and softmax are in float32", is_f64},
+    {"ffma", "dim_qk", "at most 576", "the widest head whose tiles fit a block", wide_qk},
+    {"ffma", "dim_v", "at most 512", "the widest head whose sums fit a block's registers", wide_v_ffma},
+    {"cuda_native", "q.dtype", "f32, f16 or bf16", "softmax is in float32", is_f64},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-bool attn__support_accepts(const attn__impl *impl, const attn_problem *problem, char *field, size_t field_size,
-                           char *reason, size_t reason_size) {
-    char value[32];
+bool attn__support_accepts(const attn__impl *impl, const attn_problem *problem, const attn__gpu *gpu, char *field,
+                           size_t field_size, char *reason, size_t reason_size) {
+    char value[48];
     for (const attn__rule *rule = attn__rules; rule->backend; rule++) {
-        if (strcmp(rule->backend, impl->backend) == 0 && rule->broken(problem, value, sizeof value)) {
+        if (strcmp(rule->backend, impl->backend) == 0 && rule->broken(problem, gpu, value, sizeof value)) {
             snprintf(field, field_size, "%s", rule->field);
             snprintf(reason, reason_size, "is %s, must be %s", value, rule->limit);
             return false;

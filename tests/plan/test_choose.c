@@ -202,7 +202,7 @@ static void test_gpu(void **state) {
     const attn__impl *const both[] = {&wide, &mma, &ffma, NULL};
     const attn__gpu turing = {.arch = 75}, ampere = {.arch = 80};
     attn_error error;
-    attn_plan plan = draft(SERVER, "fwd:" SMALL, NULL);
+    attn_plan plan = draft(SERVER, "fwd:f16:b1:h1:s9:d8", NULL);
     plan.gpu = &ampere;
     assert_int_equal(attn__plan_choose(&plan, both, NULL, &error), ATTN_OK);
     assert_ptr_equal(plan.impl, &mma);

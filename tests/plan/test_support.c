@@ -6,6 +6,7 @@
 
 #include "backend.h"
 #include "plan/support.h"
+#include "problem/problem.h"
 
 static char *read_page(void) {
     FILE *file = fopen(ATTN_SOURCE_DIR "/docs/support.md", "rb");
@@ -19,7 +20,7 @@ static char *read_page(void) {
 
 static void test_page_has_the_rows(void **state) {
     (void)state;
-    char expected[4096] = "<!-- rules: begin -->\n| room | field | must be | because |\n|---|---|---|---|\n", row[512];
+    char expected[8192] = "<!-- rules: begin -->\n| room | field | must be | because |\n|---|---|---|---|\n", row[512];
     for (const attn__rule *rule = attn__rules; rule->backend; rule++) {
         snprintf(row, sizeof row, "| %s | `%s` | %s | %s |\n", rule->backend, rule->field, rule->limit, rule->why);
         strcat(expected, row);
@@ -49,29 +50,68 @@ static void test_rules_refuse(void **state) {
                      reference = {.name = "reference", .backend = "reference"};
     char field[28], reason[128];
     attn_problem p = attn_problem_dense(ATTN_F32, 1, 1, 1, 4, 4, 576, 576);
-    assert_true(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_true(attn__support_accepts(&cpu, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(reason, "");
     p = attn_problem_dense(ATTN_F32, 1, 1, 1, 4, 4, 577, 8);
-    assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&cpu, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "dim_qk");
     assert_string_equal(reason, "is 577, must be at most 576");
-    assert_true(attn__support_accepts(&native, &p, field, sizeof field, reason, sizeof reason));
+    assert_true(attn__support_accepts(&native, &p, NULL, field, sizeof field, reason, sizeof reason));
     p = attn_problem_dense(ATTN_F16, 1, 1, 1, 4, 4, 8, 600);
-    assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&cpu, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "dim_v");
     p = attn_problem_dense(ATTN_F16, 1, 1, 1, 4, 4, 8, 8);
     p.flags = ATTN_DEVICE_LENGTHS;
-    assert_false(attn__support_accepts(&reference, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&reference, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "flags");
     assert_string_equal(reason, "is 0x40 with ATTN_DEVICE_LENGTHS, must be without ATTN_DEVICE_LENGTHS");
     p.flags = ATTN_DEVICE_SEED | ATTN_USED_Q;
-    assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&cpu, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(reason, "is 0x82 with ATTN_DEVICE_SEED, must be without ATTN_DEVICE_SEED");
     p = attn_problem_dense(ATTN_F64, 1, 1, 1, 4, 4, 8, 8);
-    assert_false(attn__support_accepts(&cpu, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&cpu, &p, NULL, field, sizeof field, reason, sizeof reason));
     assert_string_equal(field, "q.dtype");
-    assert_false(attn__support_accepts(&native, &p, field, sizeof field, reason, sizeof reason));
-    assert_true(attn__support_accepts(&reference, &p, field, sizeof field, reason, sizeof reason));
+    assert_false(attn__support_accepts(&native, &p, NULL, field, sizeof field, reason, sizeof reason));
+    assert_true(attn__support_accepts(&reference, &p, NULL, field, sizeof field, reason, sizeof reason));
+}
+
+/* What the implementations of a GPU refuse, of which two rules ask for the architecture and for a flag. */
+static void test_rules_of_gpus(void **state) {
+    (void)state;
+    static const struct {
+        const char *backend, *text;
+        int arch;
+        const char *field, *reason;
+    } rows[] = {
+        {"mma", "fwd:f16:b1:h1:s4:d256", 75, "", ""},
+        {"mma", "fwd:bf16:b1:h1:s4:d256:dropout=0.5:device_seed:used_q:device_lengths", 80, "", ""},
+        {"mma", "fwd:f32:b1:h1:s4:d64:tf32", 80, "", ""},
+        {"mma", "fwd:f32:b1:h1:s4:d64", 80, "q.dtype",
+         "is f32 without ATTN_ALLOW_TF32, must be f16, bf16, or f32 with ATTN_ALLOW_TF32"},
+        {"mma", "fwd:f64:b1:h1:s4:d64", 80, "q.dtype", "is f64, must be f16, bf16, or f32 with ATTN_ALLOW_TF32"},
+        {"mma", "fwd:bf16:b1:h1:s4:d64", 75, "q.dtype", "is bf16 on sm_75, must be f16 before sm_80"},
+        {"mma", "bwd:f32:b1:h1:s4:d64:tf32", 75, "q.dtype", "is f32 on sm_75, must be f16 before sm_80"},
+        {"mma", "fwd:f16:b1:h1:s4:dqk257:dv8", 90, "dim_qk", "is 257, must be at most 256"},
+        {"mma", "fwd:f16:b1:h1:s4:dqk8:dv257", 90, "dim_v", "is 257, must be at most 256"},
+        {"ffma", "fwd:bf16:b1:h1:s4:dqk576:dv512", 75, "", ""},
+        {"ffma", "fwd:f32:b1:h1:s4:dqk577:dv512", 75, "dim_qk", "is 577, must be at most 576"},
+        {"ffma", "fwd:f32:b1:h1:s4:d513", 75, "dim_v", "is 513, must be at most 512"},
+        {"ffma", "fwd:f64:b1:h1:s4:d8", 90, "q.dtype", "is f64, must be f32, f16 or bf16"},
+        {"cuda_native", "bwd:f32:b1:h1:s4:d1000", 75, "", ""},
+        {"cuda_native", "bwd:f64:b1:h1:s4:d8", 75, "q.dtype", "is f64, must be f32, f16 or bf16"},
+    };
+    for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+        const attn__impl impl = {.name = "some", .backend = rows[n].backend};
+        const attn__gpu gpu = {.arch = rows[n].arch};
+        char field[28], reason[128];
+        attn_problem p, canonical;
+        assert_int_equal(attn_problem_parse(&p, rows[n].text, NULL), ATTN_OK);
+        assert_int_equal(attn__problem_canonical(&p, &canonical, NULL), ATTN_OK);
+        bool accepts = attn__support_accepts(&impl, &canonical, &gpu, field, sizeof field, reason, sizeof reason);
+        assert_string_equal(field, rows[n].field);
+        assert_string_equal(reason, rows[n].reason);
+        assert_int_equal(accepts, rows[n].field[0] == 0);
+    }
 }
 
 int main(void) {
@@ -79,6 +119,7 @@ int main(void) {
         cmocka_unit_test(test_page_has_the_rows),
         cmocka_unit_test(test_page_has_the_implementations),
         cmocka_unit_test(test_rules_refuse),
+        cmocka_unit_test(test_rules_of_gpus),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
