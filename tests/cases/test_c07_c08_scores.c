@@ -8,7 +8,8 @@
 
 #include "support/published.h"
 
-static bool exact(attn_dtype dtype) {
+static bool exact(const char *implementation, attn_dtype dtype) {
+    dtype = published_precision(implementation, dtype);
     return dtype == ATTN_F32 || dtype == ATTN_F64;
 }
 
@@ -79,11 +80,15 @@ static void c07a_values(const published *p, bool lower) {
  * not. Where an implementation multiplies bfloat16 by bfloat16, as the plain computation does, each p is rounded too:
  * o moves by at most 2^-9 of the greatest <dout, v>. */
 static double cancelled(const published *p, int row, double factor) {
-    double tolerance = (exact(p->dtype) ? 0.02 : 0.5) * factor / 120;
+    double tolerance = (exact(p->implementation, p->dtype) ? 0.02 : 0.5) * factor / 120;
     for (int d = 0; d < 64 && p->trial->problem.o.dtype == ATTN_BF16; d++) {
         tolerance += factor * 0x1p-9 * fabs(published_at(p, T_O, 0, 0, row, d) * p->trial->value[T_DOUT][row * 64 + d]);
     }
-    bool rounds_p = strcmp(p->implementation, "avx512bf16") == 0 || strcmp(p->implementation, "amx") == 0;
+    static const char *const rounding[] = {"avx512bf16", "amx", "mma"};
+    bool rounds_p = false;
+    for (int n = 0; n < 3; n++) {
+        rounds_p = rounds_p || strcmp(p->implementation, rounding[n]) == 0;
+    }
     double most = 0;
     for (int64_t j = 0; j < p->trial->problem.tokens_kv && rounds_p && p->dtype == ATTN_BF16; j++) {
         double product = 0;
@@ -105,7 +110,7 @@ static void c07a(const char *implementation, attn_dtype dtype) {
             continue;
         }
         trial *t = negative_trial(dtype, tokens_q, sizes[n / 4][1], n % 2 != 0);
-        if (n / 2 % 2 && exact(dtype)) {
+        if (n / 2 % 2 && exact(implementation, dtype)) {
             trial_destroy(t);
             continue;
         }
@@ -138,7 +143,7 @@ static void c07b(const char *implementation, attn_dtype dtype) {
     bool own = published_rounds_scores(implementation, dtype);
     static const published_row rows[] = {{T_O, 0, 0, 0, 0, 4, {0.009765625, -0.189453125, -0.154296875, -0.568359375}}};
     static const double dv[4] = {-0.1484375, 0.138671875, -0.3125, 0.94140625};
-    for (int single = 0; single < (exact(dtype) ? 1 : 2); single++) {
+    for (int single = 0; single < (exact(implementation, dtype) ? 1 : 2); single++) {
         double minus_60 = -60, large = 8192;
         trial *t = published_trial(dtype, 1, 1, 1, 8, 8, 64, 64);
         trial_set(t, T_Q, first_column, &minus_60);

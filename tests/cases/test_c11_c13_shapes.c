@@ -277,9 +277,11 @@ static void c13_refused(const char *implementation, attn_dtype dtype) {
         attn_hints hints = {.struct_size = sizeof hints, .implementation = implementation};
         attn_error query, create;
         attn_plan *plan = NULL;
+        const attn_context *context = machine_context_of(implementation, 1);
+        p.flags |= machine_allowed(implementation, &p);
         const char *field = machine_expected_refusal(implementation, &p);
-        attn_status supported = attn_supported(machine_context(1), &p, &hints, &query);
-        attn_status created = attn_plan_create(&plan, machine_context(1), &p, &hints, &create);
+        attn_status supported = attn_supported(context, &p, &hints, &query);
+        attn_status created = attn_plan_create(&plan, context, &p, &hints, &create);
         attn_plan_destroy(plan);
         assert_int_equal(supported, field ? ATTN_ERR_UNSUPPORTED : ATTN_OK);
         assert_int_equal(created, supported);

@@ -123,7 +123,7 @@ static void test_features(void **state) {
             r.tokens_q = kind == 2 ? 37 : 97;
             r.splits = kind;
             add_feature(&r, n);
-            campaign_try_threads(&c, &r);
+            campaign_try_again(&c, &r);
         }
     }
     assert_int_equal(campaign_end(&c), 0);

@@ -13,6 +13,7 @@
 #include "support/machine.h"
 
 static const int64_t cases[] = {40, 1500, 20000, 2000000};
+static const int64_t device_cases[] = {16, 160, 2000, 200000}; /* each compiles kernels of its own */
 
 static int level(void) {
     int intensity = machine_intensity();
@@ -26,12 +27,15 @@ static void test_random(void **state) {
     uint64_t seed, first = shift ? strtoull(shift, NULL, 0) : 1;
     if (machine_seed(&seed)) {
         recipe p = recipe_random(seed);
-        campaign_try_threads(&c, &p);
+        campaign_try_again(&c, &p);
     } else {
-        for (int64_t n = 0; n < cases[level()]; n++) {
+        for (int64_t n = 0; n < (machine_device() ? device_cases : cases)[level()]; n++) {
             recipe p = recipe_random(first + (uint64_t)n);
-            if (n % 8 == 0) {
-                campaign_try_threads(&c, &p);
+            if (!machine_shard((uint64_t)n)) {
+                continue;
+            }
+            if (n % 7 == 0) {
+                campaign_try_again(&c, &p);
             } else {
                 campaign_try(&c, &p);
             }

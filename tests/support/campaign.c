@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "support/device.h"
 #include "support/machine.h"
 
 #define MOST_FAILURES_SHOWN 10
@@ -41,6 +42,7 @@ static void at(const recipe *p, const char *implementation) {
     char text[600];
     recipe_text(p, text, sizeof text);
     snprintf(current, sizeof current, "crashed in %s: %s\n", implementation, text);
+    device_note(current);
 }
 
 void campaign_fail(campaign *c, const recipe *p, const char *implementation, const char *text, const char *trouble) {
@@ -51,18 +53,30 @@ void campaign_fail(campaign *c, const recipe *p, const char *implementation, con
     }
 }
 
-/* 1 if it ran, 0 if it was refused as the rule says, -1 if it failed. */
-static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, const char *implementation, int threads,
-                   result *out) {
-    run_options how = {.implementation = implementation, .threads = threads};
-    const char *expected = machine_expected_refusal(implementation, &t->problem);
-    at(p, implementation);
+static const char *expected_refusal(const char *implementation, const trial *t, attn_pass pass) {
+    attn_problem p = t->problem;
+    p.pass = pass;
+    return machine_expected_refusal(implementation, &p);
+}
+
+/* 1 if it ran, 0 if it was refused as the rule says, -1 if it failed. Where only backward is refused, forward runs
+ * alone once the refusal was seen. */
+static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, run_options how, result *out) {
+    const char *name = how.implementation;
+    const char *expected = expected_refusal(name, t, ATTN_FORWARD);
+    expected = expected || how.forward_only ? expected : expected_refusal(name, t, ATTN_BACKWARD);
+    at(p, name);
     run_trial(t, &how, out);
     c->runs++;
     if (out->outcome == RUN_REFUSED) {
         c->refusals++;
         if (expected && !strcmp(expected, out->error.field)) {
-            return 0;
+            if (how.forward_only || expected_refusal(name, t, ATTN_FORWARD)) {
+                return 0;
+            }
+            how.forward_only = true;
+            result_free(out);
+            return one_run(c, p, t, j, how, out);
         }
         snprintf(out->trouble, sizeof out->trouble, "refused: %.28s %.224s (expected: %s)", out->error.field,
                  out->error.message, expected ? expected : "no refusal");
@@ -71,7 +85,7 @@ static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, const
     } else if (out->outcome == RUN_DONE && judge_accepts(j, out)) {
         return 1;
     }
-    campaign_fail(c, p, implementation, out->text, out->trouble[0] ? out->trouble : j->trouble);
+    campaign_fail(c, p, name, out->text, out->trouble[0] ? out->trouble : j->trouble);
     return -1;
 }
 
@@ -89,6 +103,13 @@ static bool open_case(campaign *c, const recipe *p, trial **t, judge *j) {
     return false;
 }
 
+/* On a device once more, with lengths and seeds in its memory, where there are any. */
+static bool has_device_data(const trial *t, const char *implementation) {
+    const trial_side *q = &t->side[SIDE_Q], *kv = &t->side[SIDE_KV];
+    bool lengths = q->rows != ATTN_DENSE || kv->rows != ATTN_DENSE || q->used || kv->used;
+    return machine_is_device(implementation) && !machine_rehearses() && (lengths || t->problem.dropout > 0);
+}
+
 void campaign_try(campaign *c, const recipe *p) {
     judge j;
     trial *t;
@@ -97,14 +118,35 @@ void campaign_try(campaign *c, const recipe *p) {
     }
     for (const char *const *name = machine_implementations(true); *name; name++) {
         result r;
-        one_run(c, p, t, &j, *name, 0, &r);
+        run_options how = {.implementation = *name};
+        one_run(c, p, t, &j, how, &r);
         result_free(&r);
+        if (has_device_data(t, *name)) {
+            how.device_data = true;
+            one_run(c, p, t, &j, how, &r);
+            result_free(&r);
+        }
     }
     judge_close(&j);
     trial_destroy(t);
 }
 
-void campaign_try_threads(campaign *c, const recipe *p) {
+/* Every further way of running must give the bits of the first. */
+static void same_again(campaign *c, const recipe *p, const trial *t, const result *first, run_options how) {
+    char where[200], text[300];
+    result again;
+    run_outcome outcome = run_trial(t, &how, &again);
+    c->runs++;
+    if (outcome != RUN_DONE) {
+        campaign_fail(c, p, how.implementation, again.text, again.trouble);
+    } else if (!results_equal(t, first, &again, where, sizeof where)) {
+        snprintf(text, sizeof text, "not the bits of the first run (%d threads) at %s", how.threads, where);
+        campaign_fail(c, p, how.implementation, again.text, text);
+    }
+    result_free(&again);
+}
+
+void campaign_try_again(campaign *c, const recipe *p) {
     static const int threads[] = {2, 3, 8};
     judge j;
     trial *t;
@@ -112,23 +154,17 @@ void campaign_try_threads(campaign *c, const recipe *p) {
         return;
     }
     for (const char *const *name = machine_implementations(true); *name; name++) {
-        result one, many;
-        if (one_run(c, p, t, &j, *name, 1, &one) == 1) {
-            for (int n = 0; n < 3; n++) {
-                run_options how = {.implementation = *name, .threads = threads[n]};
-                char where[200], text[300];
-                run_outcome outcome = run_trial(t, &how, &many);
-                c->runs++;
-                if (outcome != RUN_DONE) {
-                    campaign_fail(c, p, *name, many.text, many.trouble);
-                } else if (!results_equal(t, &one, &many, where, sizeof where)) {
-                    snprintf(text, sizeof text, "1 and %d threads differ at %s", threads[n], where);
-                    campaign_fail(c, p, *name, many.text, text);
-                }
-                result_free(&many);
+        bool device = machine_is_device(*name);
+        run_options how = {.implementation = *name, .threads = 1, .deterministic = device};
+        result first;
+        if (one_run(c, p, t, &j, how, &first) == 1) {
+            how.forward_only = !first.value[T_DQ] && !first.value[T_DK] && !first.value[T_DV];
+            for (int n = 0; n < (device ? 1 : 3); n++) {
+                how.threads = threads[n];
+                same_again(c, p, t, &first, how);
             }
         }
-        result_free(&one);
+        result_free(&first);
     }
     judge_close(&j);
     trial_destroy(t);

@@ -16,8 +16,8 @@ typedef struct campaign {
 campaign campaign_begin(const char *title);
 /* Forward and backward on every implementation, judged by the bound. */
 void campaign_try(campaign *c, const recipe *p);
-/* The same, and with 1, 2, 3 and 8 threads the same bits. */
-void campaign_try_threads(campaign *c, const recipe *p);
+/* The same, and the same bits again: with 1, 2, 3 and 8 threads; on a device with ATTN_DETERMINISTIC, twice. */
+void campaign_try_again(campaign *c, const recipe *p);
 void campaign_fail(campaign *c, const recipe *p, const char *implementation, const char *text, const char *trouble);
 /* Says what was done; returns the number of failures. */
 int campaign_end(const campaign *c);

@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "support/device.h"
+
 static void fill(fence *f) {
     size_t done = f->pattern_size; /* divides the area, which is whole pages */
     memcpy(f->area, f->pattern, done);
@@ -47,8 +49,24 @@ fence *fence_create(size_t size, fence_edge edge, const void *pattern, size_t pa
 void fence_destroy(fence *f) {
     if (f) {
         munmap(f->map, f->map_size);
+        device_release(f->twin);
+        free(f->pages);
         free(f->snapshot);
         free(f);
+    }
+}
+
+void fence_note(fence *f, size_t offset, size_t size) {
+    size_t start = (size_t)(f->data - f->area) + offset;
+    for (size_t page = start / FENCE_PAGE; f->sparse && page <= (start + size - 1) / FENCE_PAGE; page++) {
+        if (f->n_pages && f->pages[f->n_pages - 1] == page) {
+            continue;
+        }
+        f->pages = realloc(f->pages, (f->n_pages + 1) * sizeof *f->pages);
+        if (!f->pages) {
+            abort();
+        }
+        f->pages[f->n_pages++] = page;
     }
 }
 

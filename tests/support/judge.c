@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/dtype.h"
@@ -49,6 +50,11 @@ bool judge_open(judge *j, const trial *t, bool forward_only) {
 }
 
 void judge_close(judge *j) {
+    if (j->tf32) {
+        trial_destroy(j->tf32->rounded);
+        result_free(&j->tf32->plain); /* the oracle is ours */
+        free(j->tf32);
+    }
     result_free(&j->oracle);
     result_free(&j->plain);
 }
@@ -75,10 +81,10 @@ static double largest_norm(const double *values, int64_t count, int64_t dims) {
     return sqrt(most);
 }
 
-/* Four float32 roundings at the size of the terms that are summed (a Cauchy-Schwarz bound on one term). */
-static double rounding_noise(const trial *t, tensor_id id) {
+/* Four roundings, to float32 or tf32, at the size of the terms that are summed (a Cauchy-Schwarz bound on one term). */
+static double rounding_noise(const trial *t, tensor_id id, bool tf32) {
     const attn_problem *p = &t->problem;
-    double unit = 4 * 0x1p-24 / (1 - (double)p->dropout);
+    double unit = 4 * (tf32 ? 0x1p-12 : 0x1p-24) / (1 - (double)p->dropout);
     double scale = p->flags & ATTN_HAS_SCALE ? fabs((double)p->scale) : 1 / sqrt((double)p->dim_qk);
     double q = largest_norm(t->value[T_Q], trial_size(t, T_Q), p->dim_qk);
     double k = largest_norm(t->value[T_K], trial_size(t, T_K), p->dim_qk);
@@ -169,11 +175,33 @@ static bool same_kind(double got, double want) {
     return isnan(want) ? isnan(got) : isinf(want) ? got == want : isfinite(got);
 }
 
+/* The same problem with q, k, v and dout rounded to float16, against the oracle of what they were. */
+static judge *judge_of_tf32(judge *j) {
+    judge *low = calloc(1, sizeof *low);
+    trial *t = trial_copy(j->trial);
+    if (!low) {
+        abort();
+    }
+    t->problem.q.dtype = t->problem.k.dtype = t->problem.v.dtype = ATTN_F16;
+    t->problem.dout.dtype = ATTN_F16;
+    trial_settle(t);
+    low->trial = j->trial;
+    low->rounded = t;
+    low->oracle = j->oracle;
+    low->has_redrawn = true; /* its errors are no luck of few elements: inputs are rounded too */
+    run_options plain = {.plain = true, .implementation = "native", .forward_only = j->forward_only};
+    if (run_trial(t, &plain, &low->plain) != RUN_DONE) {
+        failed(j, "native in float16", &low->plain);
+    }
+    return low;
+}
+
 static bool accepts(judge *j, const result *r, tensor_id id) {
     const trial *t = j->trial;
     const double *got = r->value[id], *want = j->oracle.value[id], *plain = j->plain.value[id];
     int64_t count = trial_size(t, id), at = 0, ignored;
     attn_dtype dtype = tensor_dtype(&t->problem, id);
+    attn_dtype precision = j->rounded && id != T_LSE ? ATTN_F16 : dtype;
     char where[80];
     for (int64_t i = 0; i < count; i++) {
         if (!same_kind(got[i], rounded(dtype, want[i]))) {
@@ -183,7 +211,7 @@ static bool accepts(judge *j, const result *r, tensor_id id) {
         }
     }
     double error = worst_error(got, want, count, &at), plain_error = worst_error(plain, want, count, &ignored);
-    double units = 2 * type_ulp(dtype, largest(want, count)) + rounding_noise(t, id);
+    double units = 2 * type_ulp(precision, largest(want, count)) + rounding_noise(t, id, j->rounded != NULL);
     if (error > 2 * plain_error + units && !j->has_redrawn) {
         redraw(j);
     }
@@ -198,13 +226,25 @@ static bool accepts(judge *j, const result *r, tensor_id id) {
     return false;
 }
 
-bool judge_accepts(judge *j, const result *r) {
+static bool each_accepted(judge *j, const result *r) {
     for (int id = T_O; id < T_COUNT; id++) {
         if (id != T_DELTA && r->value[id] && !accepts(j, r, id)) {
             return false;
         }
     }
     return true;
+}
+
+bool judge_accepts(judge *j, const result *r) {
+    if (r->tf32 && j->trial->problem.q.dtype == ATTN_F32) {
+        j->tf32 = j->tf32 ? j->tf32 : judge_of_tf32(j);
+        bool right = j->tf32->plain.outcome == RUN_DONE && each_accepted(j->tf32, r);
+        if (j->tf32->plain.outcome == RUN_DONE) {
+            memcpy(j->trouble, j->tf32->trouble, sizeof j->trouble);
+        }
+        return right;
+    }
+    return each_accepted(j, r);
 }
 
 bool results_equal(const trial *t, const result *a, const result *b, char *text, size_t size) {

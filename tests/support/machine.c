@@ -7,21 +7,26 @@
 
 #define MOST_THREADS 16
 #define MOST_NAMES   16
+#define SKIPPED      77
 
 static void release_contexts(void);
-static attn_context *contexts[MOST_THREADS + 1];
+static attn_context *contexts[MOST_THREADS + 1], *device;
 
 static void give_up(const char *field, const char *message) {
     fprintf(stderr, "nothing can be tested: %s %s\n", field, message);
     exit(1);
 }
 
-attn_context *machine_context(int threads) {
+static void release_at_exit(void) {
     static bool registered;
     if (!registered) {
         registered = true;
         atexit(release_contexts);
     }
+}
+
+attn_context *machine_context(int threads) {
+    release_at_exit();
     if (threads < 1 || threads > MOST_THREADS) {
         give_up("threads", "out of range");
     }
@@ -35,11 +40,63 @@ attn_context *machine_context(int threads) {
     return contexts[threads];
 }
 
+static const char *device_name(void) {
+    const char *name = getenv("ATTN_TEST_DEVICE");
+    return name && *name ? name : NULL;
+}
+
+attn_context *machine_device(void) {
+    const char *limit = getenv("ATTN_TEST_MAX_ISA");
+    attn_config config = {.struct_size = sizeof config, .device = device_name()};
+    attn_error error;
+    if (device || !config.device) {
+        return device;
+    }
+    release_at_exit();
+    config.max_isa = limit && *limit ? limit : NULL;
+    config.options = machine_rehearses() ? ATTN_COMPILE : 0;
+    if (attn_context_create(&device, &config, &error) != ATTN_OK) {
+        if (error.status == ATTN_ERR_DEVICE) {
+            printf("skipped: %s: %s %s\n", config.device, error.field, error.message);
+            exit(SKIPPED);
+        }
+        give_up(error.field, error.message);
+    }
+    return device;
+}
+
+bool machine_rehearses(void) {
+    return device_name() && !strncmp(device_name(), "gpu:", 4);
+}
+
+bool machine_is_device(const char *implementation) {
+    if (!device_name()) {
+        return false;
+    }
+    for (int i = 0; i < attn_implementation_count() && implementation; i++) {
+        attn_implementation one = {.struct_size = sizeof one};
+        attn_error error;
+        if (attn_implementation_get(machine_device(), i, &one, &error) != ATTN_OK) {
+            give_up(error.field, error.message);
+        }
+        if (!strcmp(one.name, implementation)) {
+            return one.available;
+        }
+    }
+    return !implementation;
+}
+
+attn_context *machine_context_of(const char *implementation, int threads) {
+    return machine_is_device(implementation) ? machine_device() : machine_context(threads);
+}
+
 static void release_contexts(void) {
     for (int i = 0; i <= MOST_THREADS; i++) {
         attn_context_destroy(contexts[i]);
         contexts[i] = NULL;
     }
+    attn_context_destroy(device);
+    device = NULL;
 }
 
 static bool judge(const char *name) {
@@ -54,7 +111,8 @@ const char *const *machine_implementations(bool all) {
     for (int i = 0; i < attn_implementation_count() && found < MOST_NAMES; i++) {
         attn_implementation one = {.struct_size = sizeof one};
         attn_error error;
-        if (attn_implementation_get(machine_context(2), i, &one, &error) != ATTN_OK) {
+        if (attn_implementation_get(device_name() ? machine_device() : machine_context(2), i, &one, &error) !=
+            ATTN_OK) {
             give_up(error.field, error.message);
         }
         if (one.available && (all || !judge(one.name)) && (!only || !strcmp(only, one.name))) {
@@ -77,6 +135,20 @@ bool machine_seed(uint64_t *seed) {
         return true;
     }
     return false;
+}
+
+bool machine_shard(uint64_t n) {
+    const char *text = getenv("ATTN_TEST_SHARD");
+    unsigned long long mine = 0, of = 1;
+    if (text && *text && (sscanf(text, "%llu/%llu", &mine, &of) != 2 || of == 0)) {
+        give_up("ATTN_TEST_SHARD", text);
+    }
+    return n % of == mine;
+}
+
+uint32_t machine_allowed(const char *implementation, const attn_problem *problem) {
+    bool rounds = implementation && !strcmp(implementation, "mma") && problem->q.dtype == ATTN_F32;
+    return rounds ? ATTN_ALLOW_TF32 : 0;
 }
 
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem) {

@@ -41,14 +41,21 @@ void published_constant(trial *t, tensor_id id, double value) {
     }
 }
 
+attn_dtype published_precision(const char *implementation, attn_dtype dtype) {
+    return dtype == ATTN_F32 && !strcmp(implementation, "mma") ? ATTN_F16 : dtype;
+}
+
 bool published_rounds_scores(const char *implementation, attn_dtype dtype) {
-    return !strcmp(implementation, "native") && (dtype == ATTN_F16 || dtype == ATTN_BF16);
+    bool plain = !strcmp(implementation, "native") || !strcmp(implementation, "cuda_native");
+    return plain && (dtype == ATTN_F16 || dtype == ATTN_BF16);
 }
 
 double published_tolerance(const char *implementation, attn_dtype dtype, tensor_id id, double value) {
     double size = fabs(value) > 1 && isfinite(value) ? fabs(value) : 1;
+    bool rounds = published_rounds_scores(implementation, dtype);
+    dtype = published_precision(implementation, dtype);
     double tolerance = dtype == ATTN_F64 ? 2e-8 : dtype == ATTN_F32 ? 2e-5 : dtype == ATTN_F16 ? 2e-3 : 1.6e-2;
-    if (id == T_LSE && dtype != ATTN_F64 && !published_rounds_scores(implementation, dtype)) {
+    if (id == T_LSE && dtype != ATTN_F64 && !rounds) {
         tolerance = dtype == ATTN_F32 ? 1e-5 : 1e-4;
     }
     return size * tolerance * (id >= T_DQ ? 5 : 1);

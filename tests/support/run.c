@@ -1,185 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/run.h"
 
-#include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/device.h"
 #include "support/machine.h"
-
-typedef struct run {
-    const trial *trial;
-    const run_options *how;
-    attn_problem problem;
-    attn_context *context;
-    attn_hints hints;
-    tensor tensor[T_COUNT];
-    attn_args args;
-    result *out;
-} run;
+#include "support/run_state.h"
 
 #define ANY_STRIDE 0x5a5a5a5a5a5a /* where the header says that a stride is not read */
-
-static bool trouble(run *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool trouble(run *r, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(r->out->trouble, sizeof r->out->trouble, format, list);
-    va_end(list);
-    r->out->outcome = RUN_FAILED;
-    return false;
-}
-
-/* ---------------------------------------------------------------------------------------- memory */
-
-static bool wanted(const run *r, tensor_id id) {
-    return trial_has(r->trial, id) && !(r->trial->skip >> id & 1) && (id != T_DELTA || r->trial->give_delta);
-}
-
-static form form_of(const run *r, tensor_id id) {
-    id = id == T_DELTA ? T_DLSE : id == T_DSINK ? T_SINK : id;
-    while (r->trial->unset >> id & 1 && tensor_partner(id) != id) {
-        id = tensor_partner(id);
-    }
-    form f = r->trial->form[id];
-    if (r->how->oracle || r->how->plain) {
-        form plain = {.order = tensor_is_row(id) && id != T_LSE && id != T_DLSE ? ORDER_BSHD : ORDER_BHSD};
-        f = plain;
-    }
-    return f;
-}
-
-static attn_dtype dtype_of(const run *r, tensor_id id) {
-    attn_dtype dtype = tensor_dtype(&r->trial->problem, id);
-    return r->how->oracle && dtype != ATTN_U8 ? ATTN_F64 : dtype;
-}
-
-static bool create(run *r, tensor_id id, bool output) {
-    form f = form_of(r, id);
-    int64_t n[4];
-    trial_extents(r->trial, id, n);
-    tensor *x = &r->tensor[id];
-    if (!tensor_create(x, &f, dtype_of(r, id), n, output)) {
-        return trouble(r, "no memory for %s", tensor_name(id));
-    }
-    for (int axis = 0; axis < 4; axis++) {
-        if (r->trial->broadcast[id] >> axis & 1) {
-            x->layout.stride[axis] = 0;
-        }
-    }
-    return true;
-}
-
-static bool create_joint(run *r, tensor_id first, bool output) {
-    tensor *const parts[3] = {&r->tensor[first], &r->tensor[first + 1], &r->tensor[first + 2]};
-    int64_t n[3][4];
-    for (int p = 0; p < 3; p++) {
-        trial_extents(r->trial, first + p, n[p]);
-    }
-    return tensor_create_joint(parts, dtype_of(r, first), n, output) || trouble(r, "no memory for joint tensors");
-}
-
-typedef struct moving {
-    run *run;
-    tensor_id id;
-    double *values;
-    bool keep;   /* collect: leave the elements in place */
-    double want; /* padding: what it must hold; NaN: untouched */
-} moving;
-
-static void put_run(void *context, int64_t index, const int64_t at[4], int64_t count) {
-    moving *m = context;
-    int64_t place[4] = {at[0], at[1], at[2], at[3]};
-    for (int64_t d = 0; d < count; d++, place[3]++) {
-        tensor_put(&m->run->tensor[m->id], place, m->values[index + d]);
-    }
-}
-
-static void put(run *r, tensor_id id, double *values) {
-    moving m = {.run = r, .id = id, .values = values};
-    trial_walk(r->trial, id, put_run, &m);
-}
-
-static void get_run(void *context, int64_t index, const int64_t at[4], int64_t count) {
-    moving *m = context;
-    tensor *x = &m->run->tensor[m->id];
-    int64_t place[4] = {at[0], at[1], at[2], at[3]};
-    for (int64_t d = 0; d < count; d++, place[3]++) {
-        if (tensor_untouched(x, place) && m->run->out->outcome == RUN_DONE) {
-            char where[80];
-            trial_where(m->run->trial, m->id, index + d, where, sizeof where);
-            trouble(m->run, "%s was never written", where);
-        }
-        m->values[index + d] = tensor_get(x, place);
-    }
-}
-
-static void erase_run(void *context, int64_t index, const int64_t at[4], int64_t count) {
-    moving *m = context;
-    int64_t place[4] = {at[0], at[1], at[2], at[3]};
-    (void)index;
-    for (int64_t d = 0; d < count; d++, place[3]++) {
-        tensor_erase(&m->run->tensor[m->id], place);
-    }
-}
-
-static void padding_run(void *context, int64_t index, const int64_t at[4], int64_t count) {
-    moving *m = context;
-    tensor *x = &m->run->tensor[m->id];
-    int64_t place[4] = {at[0], at[1], at[2], at[3]};
-    (void)index;
-    for (int64_t d = 0; d < count; d++, place[3]++) {
-        bool right = isnan(m->want) ? tensor_untouched(x, place) : tensor_get(x, place) == m->want;
-        if (!right && m->run->out->outcome == RUN_DONE) {
-            trouble(m->run, "%s at row %lld of the buffer, head %lld, past the used length, holds %g instead of %g",
-                    tensor_name(m->id), (long long)at[2], (long long)at[1], tensor_get(x, place), m->want);
-        }
-        tensor_erase(x, place);
-    }
-}
-
-static bool get(run *r, tensor_id id) {
-    double *values = calloc((size_t)trial_size(r->trial, id) + 1, sizeof *values);
-    if (!values) {
-        abort();
-    }
-    r->out->value[id] = values;
-    moving m = {.run = r, .id = id, .values = values};
-    trial_walk(r->trial, id, get_run, &m);
-    return r->out->outcome == RUN_DONE;
-}
-
-/* Takes every element that may have been written out of the memory; what remains must be the pattern. */
-static bool erase(run *r, tensor_id id) {
-    bool added = id >= T_DQ && r->trial->problem.flags & ATTN_ACCUMULATE;
-    moving m = {.run = r, .id = id, .want = added ? NAN : id == T_LSE ? -INFINITY : 0};
-    trial_walk_padding(r->trial, id, padding_run, &m);
-    trial_walk(r->trial, id, erase_run, &m);
-    return r->out->outcome == RUN_DONE;
-}
-
-static bool intact(run *r, tensor_id id) {
-    return fence_intact(r->tensor[id].memory) || trouble(r, "a gap or guard zone of %s was written", tensor_name(id));
-}
 
 /* ---------------------------------------------------------------------------------------- describing */
 
 /* The layout of a tensor that is not there (yet): an output that is not asked for. */
 static void plain_layout(const run *r, tensor_id id, attn_layout *layout) {
-    form f = form_of(r, id);
+    form f = run_form_of(r, id);
     int64_t n[4], origin;
     trial_extents(r->trial, id, n);
-    form_layout(&f, dtype_of(r, id), n, layout, &origin);
+    form_layout(&f, run_dtype_of(r, id), n, layout, &origin);
     for (int axis = 0; axis < 4; axis++) {
         layout->stride[axis] = r->trial->broadcast[id] >> axis & 1 ? 0 : layout->stride[axis];
     }
 }
 
+static uint32_t flags_of(const run *r) {
+    const trial_side *q = &r->trial->side[SIDE_Q], *kv = &r->trial->side[SIDE_KV];
+    uint32_t flags = r->trial->problem.flags | machine_allowed(r->how->implementation, &r->trial->problem);
+    bool lengths = q->rows != ATTN_DENSE || kv->rows != ATTN_DENSE || q->used || kv->used;
+    flags |= r->how->deterministic ? ATTN_DETERMINISTIC : 0;
+    if (r->device && r->how->device_data) {
+        flags |= (lengths ? ATTN_DEVICE_LENGTHS : 0) | (r->trial->problem.dropout > 0 ? ATTN_DEVICE_SEED : 0);
+    }
+    return flags;
+}
+
 static void describe(run *r, attn_pass pass) {
     r->problem = r->trial->problem;
     r->problem.pass = pass;
+    r->problem.flags = flags_of(r);
+    r->out->tf32 = r->problem.flags & ATTN_ALLOW_TF32;
     if (pass == ATTN_FORWARD) {
         r->problem.flags &= ~(uint32_t)ATTN_ACCUMULATE;
     }
@@ -221,8 +81,9 @@ static void describe_args(run *r) {
     const trial *t = r->trial;
     r->args = attn_args_init();
     for (int id = 0; id < T_COUNT; id++) {
-        if (r->tensor[id].memory && wanted(r, id)) {
-            *tensor_argument(&r->args, id) = tensor_base(&r->tensor[id]);
+        if (r->tensor[id].memory && run_wanted(r, id)) {
+            void *base = tensor_base(&r->tensor[id]);
+            *tensor_argument(&r->args, id) = r->device ? device_address(r->tensor[id].memory, base) : base;
         }
     }
     const trial_side *q = &t->side[SIDE_Q], *kv = &t->side[SIDE_KV];
@@ -244,6 +105,9 @@ static void describe_args(run *r) {
     r->args.offset = t->offset;
     r->args.head_first = t->head_first;
     r->args.batch_first = t->batch_first;
+    if (r->device) {
+        lengths_push(&r->lengths, &r->problem, &r->args);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------- running */
@@ -253,7 +117,7 @@ static bool refused(run *r) {
     memset(query, 0x55, sizeof *query);
     if (attn_supported(r->context, &r->problem, &r->hints, query) == ATTN_OK) {
         if (query->status != ATTN_OK || query->field[0]) {
-            return !trouble(r, "success left an error behind: %s %s", query->field, query->message);
+            return !run_trouble(r, "success left an error behind: %s %s", query->field, query->message);
         }
         return false;
     }
@@ -261,57 +125,125 @@ static bool refused(run *r) {
     attn_status status = attn_plan_create(&plan, r->context, &r->problem, &r->hints, &error);
     r->out->outcome = RUN_REFUSED;
     if (status != query->status || strcmp(error.field, query->field) || strcmp(error.message, query->message) || plan) {
-        trouble(r, "query and plan disagree: \"%s %s\" and \"%s %s\"", query->field, query->message, error.field,
-                error.message);
+        run_trouble(r, "query and plan disagree: \"%s %s\" and \"%s %s\"", query->field, query->message, error.field,
+                    error.message);
     } else if (!query->field[0] || !query->message[0]) {
-        trouble(r, "a refusal without field or message");
+        run_trouble(r, "a refusal without field or message");
     } else if (query->status != ATTN_ERR_UNSUPPORTED) {
-        trouble(r, "taken for unsound: %s %s", query->field, query->message);
+        run_trouble(r, "taken for unsound: %s %s", query->field, query->message);
     }
     return true;
 }
 
-static bool pass(run *r, attn_pass which) {
+/* Every fence once: joint tensors share one. */
+static void push_tensors(run *r) {
+    for (int id = 0; id < T_COUNT; id++) {
+        if (r->tensor[id].memory && !r->tensor[id].shared) {
+            device_push(r->tensor[id].memory);
+        }
+    }
+}
+
+/* Brings back what the device holds; false if something beside it was written, or lengths were found wanting. */
+static bool pull(run *r, fence *workspace) {
+    bool intact;
+    device_wait();
+    for (int id = 0; id < T_COUNT; id++) {
+        if (r->tensor[id].memory && !r->tensor[id].shared && !device_pull(r->tensor[id].memory)) {
+            return run_trouble(r, "a guard zone of %s was written", tensor_name(id));
+        }
+    }
+    int32_t word = lengths_pull(&r->lengths, &intact);
+    if (word || !intact) {
+        return run_trouble(r, "lengths on the device: %s, status word %d", intact ? "intact" : "written", (int)word);
+    }
+    return device_pull(workspace) || run_trouble(r, "memory beside the workspace was written");
+}
+
+static void arguments(run *r, attn_pass which) {
+    if (r->device) {
+        push_tensors(r);
+    }
+    describe_args(r);
+    if (which == ATTN_FORWARD) {
+        r->args.dout = NULL;
+        r->args.dlse = NULL;
+    } else if (r->trial->give_delta) {
+        r->args.o = NULL;
+    }
+}
+
+static bool execute(run *r, attn_plan *plan, attn_pass which, fence *workspace) {
+    attn_error error;
+    void *room = workspace->size ? workspace->data : NULL;
+    memset(&error, 0x55, sizeof error);
+    arguments(r, which);
+    if (r->device) {
+        device_note(r->out->text);
+        device_push(workspace);
+        room = room ? device_address(workspace, room) : NULL;
+    }
+    attn_status status =
+        (which == ATTN_FORWARD ? attn_forward : attn_backward)(plan, &r->args, room, workspace->size, NULL, &error);
+    bool back = !r->device || pull(r, workspace);
+    lengths_free(&r->lengths);
+    memset(workspace->data, 0xFF, workspace->size);
+    if (status != ATTN_OK) {
+        return run_trouble(r, "%s failed: %s %s", which == ATTN_FORWARD ? "forward" : "backward", error.field,
+                           error.message);
+    }
+    return back && (fence_intact(workspace) || run_trouble(r, "memory past the workspace was written"));
+}
+
+static attn_plan *make_plan(run *r, const attn_context *context, const attn_problem *problem, const attn_hints *hints) {
     attn_plan *plan = NULL;
     attn_error error;
     memset(&error, 0x55, sizeof error);
-    if (attn_plan_create(&plan, r->context, &r->problem, &r->hints, &error) != ATTN_OK) {
-        return trouble(r, "no plan: %s %s", error.field, error.message);
+    if (attn_plan_create(&plan, context, problem, hints, &error) != ATTN_OK) {
+        run_trouble(r, "no plan: %s %s", error.field, error.message);
+    }
+    return plan;
+}
+
+/* In a rehearsal native on the CPU runs in the device's place, once the plan for the device was made and compiled. */
+static attn_plan *stand_in(run *r, attn_plan *plan) {
+    attn_hints hints = {.struct_size = sizeof hints, .implementation = "native"};
+    attn_plan_destroy(plan);
+    return make_plan(r, machine_context(1), &r->problem, &hints);
+}
+
+static bool pass(run *r, attn_pass which) {
+    attn_plan *plan = make_plan(r, r->context, &r->problem, &r->hints);
+    if (plan && r->rehearsal) {
+        plan = stand_in(r, plan);
+    }
+    if (!plan) {
+        return false;
     }
     size_t size = attn_plan_workspace(plan);
     fence *workspace =
         fence_create(size, size % ATTN_WORKSPACE_ALIGNMENT ? FENCE_START : FENCE_END, (unsigned char[]){0xFF}, 1);
-    if (!workspace) {
-        attn_plan_destroy(plan);
-        return trouble(r, "no memory for a workspace of %zu bytes", size);
-    }
-    attn_status status = (which == ATTN_FORWARD ? attn_forward : attn_backward)(
-        plan, &r->args, size ? workspace->data : NULL, size, NULL, &error);
-    memset(workspace->data, 0xFF, size);
-    bool inside = fence_intact(workspace);
+    bool done =
+        workspace ? execute(r, plan, which, workspace) : run_trouble(r, "no memory for a workspace of %zu bytes", size);
     fence_destroy(workspace);
     attn_plan_destroy(plan);
-    if (status != ATTN_OK) {
-        return trouble(r, "%s failed: %s %s", which == ATTN_FORWARD ? "forward" : "backward", error.field,
-                       error.message);
-    }
-    return inside || trouble(r, "memory past the workspace was written");
+    return done;
 }
 
 static bool make_inputs(run *r) {
     bool joint = r->trial->joint && !r->how->oracle && !r->how->plain;
-    if (joint && !create_joint(r, T_Q, false)) {
+    if (joint && !run_create_joint(r, T_Q, false)) {
         return false;
     }
     for (int id = 0; id < T_INPUTS; id++) {
         bool later = id == T_DOUT || id == T_DLSE;
-        if (!wanted(r, id) || (later && r->how->forward_only)) {
+        if (!run_wanted(r, id) || (later && r->how->forward_only)) {
             continue;
         }
-        if (!(joint && id <= T_V) && !create(r, id, false)) {
+        if (!(joint && id <= T_V) && !run_create(r, id, false)) {
             return false;
         }
-        put(r, id, r->trial->value[id]);
+        run_put(r, id, r->trial->value[id]);
     }
     for (int id = 0; id < T_INPUTS; id++) {
         if (r->tensor[id].memory) {
@@ -322,22 +254,19 @@ static bool make_inputs(run *r) {
 }
 
 static bool forward(run *r) {
-    if (!create(r, T_O, true) || (wanted(r, T_LSE) && !create(r, T_LSE, true))) {
+    if (!run_create(r, T_O, true) || (run_wanted(r, T_LSE) && !run_create(r, T_LSE, true))) {
         return false;
     }
     describe(r, ATTN_FORWARD);
     if (refused(r)) {
         return false;
     }
-    describe_args(r);
-    r->args.dout = NULL;
-    r->args.dlse = NULL;
-    if (!pass(r, ATTN_FORWARD) || !get(r, T_O) || (wanted(r, T_LSE) && !get(r, T_LSE))) {
+    if (!pass(r, ATTN_FORWARD) || !run_get(r, T_O) || (run_wanted(r, T_LSE) && !run_get(r, T_LSE))) {
         return false;
     }
     for (int id = T_O; id <= T_LSE; id++) {
         if (r->trial->value[id]) {
-            put(r, id, r->trial->value[id]);
+            run_put(r, id, r->trial->value[id]);
         }
     }
     return true;
@@ -345,7 +274,7 @@ static bool forward(run *r) {
 
 static bool make_delta(run *r) {
     int64_t dims = r->problem.dim_v, count = trial_size(r->trial, T_DELTA);
-    if (!create(r, T_DELTA, false)) {
+    if (!run_create(r, T_DELTA, false)) {
         return false;
     }
     const double *o = r->trial->value[T_O] ? r->trial->value[T_O] : r->out->value[T_O];
@@ -358,34 +287,30 @@ static bool make_delta(run *r) {
             delta[i] += o[i * dims + d] * r->trial->value[T_DOUT][i * dims + d];
         }
     }
-    put(r, T_DELTA, delta);
+    run_put(r, T_DELTA, delta);
     free(delta);
     return true;
 }
 
 static bool backward(run *r) {
     bool joint = r->trial->joint_gradients && !r->how->oracle && !r->how->plain;
-    if ((joint && !create_joint(r, T_DQ, true)) || (r->trial->give_delta && !make_delta(r))) {
+    if ((joint && !run_create_joint(r, T_DQ, true)) || (r->trial->give_delta && !make_delta(r))) {
         return false;
     }
     for (int id = T_DQ; id < T_COUNT; id++) {
-        if (!wanted(r, id)) {
+        if (!run_wanted(r, id)) {
             continue;
         }
-        if (!(joint && id <= T_DV) && !create(r, id, true)) {
+        if (!(joint && id <= T_DV) && !run_create(r, id, true)) {
             return false;
         }
         if (r->trial->problem.flags & ATTN_ACCUMULATE) {
-            put(r, id, r->trial->value[id]);
+            run_put(r, id, r->trial->value[id]);
         }
     }
     describe(r, ATTN_BACKWARD);
     if (refused(r)) {
         return false;
-    }
-    describe_args(r);
-    if (r->trial->give_delta) {
-        r->args.o = NULL;
     }
     fence_remember(r->tensor[T_O].memory);
     fence_remember(r->tensor[T_LSE].memory);
@@ -393,12 +318,12 @@ static bool backward(run *r) {
         return false;
     }
     for (int id = T_DQ; id < T_COUNT; id++) {
-        if (wanted(r, id) && (!get(r, id) || !erase(r, id))) {
+        if (run_wanted(r, id) && (!run_get(r, id) || !run_erase(r, id))) {
             return false;
         }
     }
     for (int id = T_DQ; id < T_COUNT; id++) {
-        if (wanted(r, id) && !intact(r, id)) {
+        if (run_wanted(r, id) && !run_intact(r, id)) {
             return false;
         }
     }
@@ -408,7 +333,7 @@ static bool backward(run *r) {
 static bool inputs_unchanged(run *r) {
     for (int id = 0; id < T_DELTA; id++) {
         if (r->tensor[id].memory && !fence_unchanged(r->tensor[id].memory)) {
-            return trouble(r, "%s, an input, was written", tensor_name(id));
+            return run_trouble(r, "%s, an input, was written", tensor_name(id));
         }
     }
     return true;
@@ -417,15 +342,19 @@ static bool inputs_unchanged(run *r) {
 run_outcome run_trial(const trial *t, const run_options *how, result *out) {
     run r = {.trial = t, .how = how, .out = out};
     memset(out, 0, sizeof *out);
-    r.context = machine_context(how->oracle ? 1 : how->threads ? how->threads : t->threads);
+    const char *name = how->oracle ? "reference" : how->implementation;
+    r.context = machine_context_of(name, how->oracle ? 1 : how->threads ? how->threads : t->threads);
+    r.rehearsal = machine_is_device(name) && machine_rehearses();
+    r.device = machine_is_device(name) && !r.rehearsal;
     r.hints = t->hints;
     if (how->oracle) {
         memset(&r.hints, 0, sizeof r.hints);
         r.hints.struct_size = sizeof r.hints;
     }
-    r.hints.implementation = how->oracle ? "reference" : how->implementation;
+    r.hints.implementation = name;
     if (make_inputs(&r) && forward(&r) && (how->forward_only || backward(&r)) && inputs_unchanged(&r) &&
-        erase(&r, T_O) && intact(&r, T_O) && (!wanted(&r, T_LSE) || (erase(&r, T_LSE) && intact(&r, T_LSE)))) {
+        run_erase(&r, T_O) && run_intact(&r, T_O) &&
+        (!run_wanted(&r, T_LSE) || (run_erase(&r, T_LSE) && run_intact(&r, T_LSE)))) {
         out->outcome = RUN_DONE;
     }
     for (int id = 0; id < T_COUNT; id++) {

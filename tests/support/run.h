@@ -2,7 +2,8 @@
  * Runs a trial on one implementation, forward and then backward with its own o and lse, under watch: gaps and guard
  * zones of inputs hold NaN, outputs start as signalling NaN, the workspace has exactly the size the plan asks for and
  * starts as all ones. Afterwards every output element must have been written, nothing else may have been, and inputs
- * must be as they were. */
+ * must be as they were. An implementation of the device works on copies there, with the same surroundings, that are
+ * brought back to be judged. */
 #ifndef TESTS_SUPPORT_RUN_H
 #define TESTS_SUPPORT_RUN_H
 
@@ -13,7 +14,9 @@ typedef struct run_options {
     bool oracle;                /* everything as float64 in plain forms; implementation `reference` */
     bool plain;                 /* plain forms, the trial's types */
     bool forward_only;
-    int threads; /* 0: the trial's */
+    int threads;        /* 0: the trial's */
+    bool deterministic; /* ATTN_DETERMINISTIC */
+    bool device_data;   /* on a device: lengths, and dropout's seed, lie in its memory */
 } run_options;
 
 typedef enum run_outcome { RUN_DONE, RUN_REFUSED, RUN_FAILED } run_outcome;
@@ -22,6 +25,7 @@ typedef struct result {
     run_outcome outcome;
     double *value[T_COUNT]; /* outputs in canonical order; rows that no segment covers hold 0 */
     attn_error error;       /* of a refusal */
+    bool tf32;              /* the problem allowed it */
     char text[500];         /* the problem as it was planned last */
     char trouble[400];      /* of a failure */
 } result;

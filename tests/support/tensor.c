@@ -55,6 +55,14 @@ static void pattern_of(attn_dtype dtype, bool output, unsigned char pattern[8]) 
     }
 }
 
+static void note_elements(tensor *t) {
+    for (int64_t x = 0; x < t->n[0] * t->n[1] * t->n[2] * t->n[3]; x++) {
+        int64_t at[4] = {x / t->n[3] / t->n[2] / t->n[1], x / t->n[3] / t->n[2] % t->n[1], x / t->n[3] % t->n[2],
+                         x % t->n[3]};
+        fence_note(t->memory, (size_t)((t->origin + tensor_offset(t, at)) * t->size), (size_t)t->size);
+    }
+}
+
 bool tensor_create(tensor *t, const form *f, attn_dtype dtype, const int64_t n[4], bool output) {
     unsigned char pattern[8];
     size_t size = attn_dtype_size(dtype);
@@ -68,6 +76,9 @@ bool tensor_create(tensor *t, const form *f, attn_dtype dtype, const int64_t n[4
         t->origin = f->offset;
     }
     t->memory = fence_create((size_t)elements * size, f->spread ? FENCE_SPARSE : f->edge, pattern, size);
+    if (t->memory && t->memory->sparse) {
+        note_elements(t);
+    }
     return t->memory != NULL;
 }
 
