@@ -361,13 +361,13 @@ ATTN_API size_t attn_plan_describe(const attn_plan *plan, char *text, size_t siz
 typedef struct attn_plan_info {
     size_t struct_size;
     const char *implementation;
-    int threads;
+    int threads; /* of the CPU; on a GPU those of a block */
     int64_t block_q, block_kv, splits;
     double flop;             /* multiply and add count two; visible pairs only */
     double bytes;            /* inputs read once plus outputs written once */
     double memory_fused;     /* bytes beyond inputs and outputs: the workspace */
     double memory_native;    /* bytes the unfused path stores for scores and probabilities */
-    double peak_flops;       /* assumed, of all threads; 0 if unknown */
+    double peak_flops;       /* assumed, of all threads or the whole GPU; 0 if unknown */
     double peak_bytes;       /* assumed memory rate, bytes a second */
     double expected_seconds; /* roofline: max(flop / peak_flops, bytes / peak_bytes); 0 if a peak is unknown */
     const char *bound;       /* "compute", "memory", or "unknown" */

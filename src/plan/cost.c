@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What a problem costs, and the roofline time on a machine of given facts. */
+ * What a problem costs, and the roofline time on a machine or a GPU of given facts. */
 #include "plan/cost.h"
 
 #include <string.h>
@@ -18,7 +18,19 @@ static const struct peak {
     {"avx2", 32, 32},  {"neon", 16, 16},       {"generic", 8, 8},
 };
 
+/* Of the units that the chosen kernels multiply on. */
+static double peak_flops_gpu(const attn__gpu *gpu, const attn__gpu_choice *choice, attn_dtype dtype) {
+    double cycle = gpu->fma_cycle;
+    if (choice->tensor_cores) {
+        cycle = dtype == ATTN_F32 ? gpu->mma_tf32_cycle : gpu->mma_cycle;
+    }
+    return cycle * gpu->hertz * gpu->processors;
+}
+
 static double peak_flops(const attn_plan *plan) {
+    if (plan->gpu) {
+        return peak_flops_gpu(plan->gpu, &plan->gpu_choice, plan->problem.q.dtype);
+    }
     for (size_t n = 0; n < sizeof peaks / sizeof peaks[0]; n++) {
         if (strcmp(peaks[n].name, plan->impl->name) == 0) {
             double cycle = plan->problem.q.dtype == ATTN_BF16 ? peaks[n].bf16 : peaks[n].f32;
@@ -62,14 +74,21 @@ void attn__plan_info_fill(const attn_plan *plan, attn_plan_info *info) {
     memset(info, 0, sizeof *info);
     info->struct_size = sizeof *info;
     info->implementation = plan->impl->name;
-    info->threads = plan->choice.threads ? plan->choice.threads : 1;
-    info->block_q = plan->choice.block_q;
-    info->block_kv = plan->choice.block_kv;
-    info->splits = plan->choice.splits;
+    if (plan->gpu) {
+        info->threads = plan->gpu_choice.n_kernels ? plan->gpu_choice.kernels[0].threads : 0;
+        info->block_q = plan->gpu_choice.tile_q;
+        info->block_kv = plan->gpu_choice.tile_kv;
+        info->splits = plan->gpu_choice.splits;
+    } else {
+        info->threads = plan->choice.threads ? plan->choice.threads : 1;
+        info->block_q = plan->choice.block_q;
+        info->block_kv = plan->choice.block_kv;
+        info->splits = plan->choice.splits;
+    }
     attn__plan_cost(&plan->problem, info);
     info->memory_fused = (double)plan->workspace;
     info->peak_flops = peak_flops(plan);
-    info->peak_bytes = plan->machine.memory_rate;
+    info->peak_bytes = plan->gpu ? plan->gpu->memory_rate : plan->machine.memory_rate;
     info->bound = "unknown";
     if (info->peak_flops > 0 && info->peak_bytes > 0) {
         double compute = info->flop / info->peak_flops, memory = info->bytes / info->peak_bytes;

@@ -35,13 +35,17 @@ const attn__gpu attn__gpus[ATTN__GPUS] = {
     {"rtx5090", 120, 170, KIB(99), KIB(100), 65536, MIB(96), GB(32), 2.407e9, 1792e9, 256, 512, 256},
 };
 
-/* Limits that the architecture alone sets. */
+/* Limits that the architecture alone sets: bytes of shared memory; threads and blocks of a processor; bytes of shared
+ * memory that each block takes beside its own. */
 static const struct limits {
     int arch;
     int64_t shared_block, shared_processor;
+    int threads, blocks, reserved;
 } limits[] = {
-    {75, KIB(64), KIB(64)},   {80, KIB(163), KIB(164)},  {86, KIB(99), KIB(100)},  {89, KIB(99), KIB(100)},
-    {90, KIB(227), KIB(228)}, {100, KIB(227), KIB(228)}, {120, KIB(99), KIB(100)},
+    {75, KIB(64), KIB(64), 1024, 16, 0},      {80, KIB(163), KIB(164), 2048, 32, 1024},
+    {86, KIB(99), KIB(100), 1536, 16, 1024},  {89, KIB(99), KIB(100), 1536, 24, 1024},
+    {90, KIB(227), KIB(228), 2048, 32, 1024}, {100, KIB(227), KIB(228), 2048, 32, 1024},
+    {120, KIB(99), KIB(100), 1536, 24, 1024},
 };
 enum { LIMITS = sizeof limits / sizeof limits[0] };
 
@@ -114,6 +118,21 @@ int attn__gpu_arch(int arch) {
         known = limits[n].arch <= arch ? limits[n].arch : known;
     }
     return known;
+}
+
+int attn__gpu_blocks(const attn__gpu *gpu, int threads, size_t shared) {
+    int blocks = 0;
+    for (int n = 0; n < LIMITS; n++) {
+        if (limits[n].arch == gpu->arch) {
+            int by_threads = threads > 0 ? limits[n].threads / threads : limits[n].blocks;
+            size_t each = shared + (size_t)limits[n].reserved;
+            blocks = by_threads < limits[n].blocks ? by_threads : limits[n].blocks;
+            if (each > 0 && (size_t)gpu->shared_processor / each < (size_t)blocks) {
+                blocks = (int)((size_t)gpu->shared_processor / each);
+            }
+        }
+    }
+    return blocks;
 }
 
 void attn__gpu_lower(attn__gpu *gpu, int arch) {

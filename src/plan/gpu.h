@@ -21,6 +21,10 @@ void attn__gpu_complete(attn__gpu *gpu);
  * newer; 0 below 75. */
 int attn__gpu_arch(int arch);
 
+/* Blocks of that many threads and bytes of shared memory that a processor holds at once, as far as these two and the
+ * architecture's own limit decide; registers, known only once code is compiled, may leave room for fewer. */
+int attn__gpu_blocks(const attn__gpu *gpu, int threads, size_t shared);
+
 /* Lowers the architecture to an older one: what a block may use shrinks to its limits, rates stay. */
 void attn__gpu_lower(attn__gpu *gpu, int arch);
 

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "backend.h"
 #include "plan/gpu.h"
 
 static void test_rows_are_legal(void **state) {
@@ -100,11 +101,80 @@ static void test_architectures(void **state) {
     assert_true(gpu.arch == 80 && gpu.shared_block == 163 * 1024 && gpu.mma_tf32_cycle == 1280);
 }
 
+static void test_blocks(void **state) {
+    (void)state;
+    const attn__gpu *h200 = attn__gpu_find("h200"), *t4 = attn__gpu_find("t4"), *l4 = attn__gpu_find("l4");
+    assert_int_equal(attn__gpu_blocks(h200, 128, 0), 16); /* 2048 threads */
+    assert_int_equal(attn__gpu_blocks(h200, 32, 0), 32);
+    assert_int_equal(attn__gpu_blocks(h200, 128, 227 * 1024), 1);
+    assert_int_equal(attn__gpu_blocks(h200, 128, 113 * 1024), 2);
+    assert_int_equal(attn__gpu_blocks(h200, 128, 114 * 1024), 1); /* each block takes 1 KiB more */
+    assert_int_equal(attn__gpu_blocks(t4, 256, 32 * 1024), 2);
+    assert_int_equal(attn__gpu_blocks(t4, 256, 0), 4);
+    assert_int_equal(attn__gpu_blocks(l4, 128, 24 * 1024), 4);
+    assert_int_equal(attn__gpu_blocks(l4, 128, 99 * 1024 + 1), 0);
+}
+
+/* A plan as a backend leaves it, described. */
+static void test_description(void **state) {
+    (void)state;
+    static attn_plan plan;
+    const attn__impl mma = {.name = "mma", .backend = "mma", .device = ATTN__CUDA};
+    char text[4096], cut[100];
+    size_t total = 0;
+    memset(&plan, 0, sizeof plan);
+    assert_int_equal(attn_problem_parse(&plan.problem, "bwd:bf16:b1:hq32:hk8:s4096:d128:causal", NULL), ATTN_OK);
+    plan.gpu = attn__gpu_find("a100");
+    plan.impl = &mma;
+    plan.gpu_choice = (attn__gpu_choice){.tile_q = 64,
+                                         .tile_kv = 128,
+                                         .stages = 2,
+                                         .warps = 8,
+                                         .group = 4,
+                                         .splits = 1,
+                                         .tensor_cores = true,
+                                         .n_kernels = 2,
+                                         .delta = attn__span_take(&total, 32 * 4096 * 4),
+                                         .dq = attn__span_take(&total, 32 * 4096 * 128 * 4)};
+    plan.gpu_choice.kernels[0] = (attn__kernel){.name = "attn_delta_bf16_d128__sm80", .threads = 128};
+    plan.gpu_choice.kernels[1] =
+        (attn__kernel){.name = "attn_bwd_bf16_d128_m64n128__sm80", .threads = 256, .shared = 80 * 1024};
+    plan.workspace = total;
+    plan.n_refusals = 1;
+    plan.refusals[0] = (attn__refusal){"sm90", "needs sm_90, the device is sm_80"};
+    size_t length = attn_plan_describe(&plan, text, sizeof text);
+    assert_true(length == strlen(text) && attn_plan_describe(&plan, cut, sizeof cut) == length);
+    assert_string_equal(
+        text,
+        "problem         bwd:bf16:b1:hq32:hk8:sq4096:skv4096:d128:causal\n"
+        "device          a100: sm_80, 108 processors, 163 KiB of shared memory a block at most\n"
+        "implementation  mma (the first that accepts)\n"
+        "passed over     sm90: needs sm_90, the device is sm_80\n"
+        "tile            64 queries x 128 keys, 2 stages, 8 warps\n"
+        "form            tensor cores, 4 query heads a tile, keys split in 1\n"
+        "kernel          attn_delta_bf16_d128__sm80: 128 threads, 0 B of shared memory, up to 16 blocks a "
+        "processor\n"
+        "kernel          attn_bwd_bf16_d128_m64n128__sm80: 256 threads, 80 KiB of shared memory, up to 2 blocks a "
+        "processor\n"
+        "workspace       67633152 bytes: delta 512 KiB, dq sums 64 MiB\n"
+        "memory          64.5 MiB beyond inputs and outputs; the unfused path stores 2 GiB of scores\n"
+        "work            343.7 GFLOP, 160.5 MiB in and out\n"
+        "expected        1.1 ms, compute-bound, at 311.9 TFLOP/s and 2.039 TB/s\n");
+    attn_plan_info info = {.struct_size = sizeof info};
+    assert_int_equal(attn_plan_query(&plan, &info, NULL), ATTN_OK);
+    assert_true(info.threads == 128 && info.block_q == 64 && info.block_kv == 128 && info.splits == 1);
+    assert_true(fabs(info.peak_flops - 108 * 1.41e9 * 2048) < 1 && info.peak_bytes == 2039e9);
+    plan.gpu_choice.tensor_cores = false;
+    assert_int_equal(attn_plan_query(&plan, &info, NULL), ATTN_OK);
+    assert_true(fabs(info.peak_flops - 108 * 1.41e9 * 128) < 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_are_legal), cmocka_unit_test(test_rates_are_the_published_ones),
         cmocka_unit_test(test_names),          cmocka_unit_test(test_completion),
-        cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_architectures),  cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_description),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
