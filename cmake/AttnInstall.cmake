@@ -15,7 +15,10 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/attnConfigVersion.cmake C
 install(FILES ${PROJECT_BINARY_DIR}/attnConfig.cmake ${PROJECT_BINARY_DIR}/attnConfigVersion.cmake
         DESTINATION ${attn_package_dir})
 
-set(attn_private_libs -lm)
+set(attn_private_libs -lm -pthread)
+foreach(library ${CMAKE_DL_LIBS})
+    list(APPEND attn_private_libs -l${library})
+endforeach()
 if(OpenMP_C_FOUND)
     list(APPEND attn_private_libs ${OpenMP_C_FLAGS})
 endif()

@@ -133,6 +133,7 @@ check_includes() {
     law src/problem "$public|base/.*|problem/.*"
     law src/plan "$public|base/.*|problem/.*|plan/.*|backend\.h"
     law src/cpu "$public|$core|cpu/.*"
+    law src/cuda "$public|$core|context\.h|cuda/.*|params\.h|philox\.h|lengths\.h"
     law src/native "$public|$core|native/.*"
     law src/reference "$public|$core|reference/.*|ref/attn_ref\.h"
     law ref "$public|base/dtype\.h|base/philox\.h|ref/.*"

@@ -39,6 +39,7 @@ static attn_status decide(attn_plan *plan, const attn_context *context, const at
     }
     plan->context = context;
     plan->machine = context->machine;
+    plan->gpu = context->gpu;
     attn_status status = attn__problem_canonical(problem, &plan->problem, error);
     status = status ? status : attn__hints_read(hints, &plan->hints, error);
     if (status) {
@@ -82,6 +83,13 @@ attn_status attn_plan_create(attn_plan **out, const attn_context *context, const
         return attn__fail(error, ATTN_ERR_MEMORY, "plan", "%zu bytes could not be allocated", sizeof *plan);
     }
     *plan = draft;
+    if (plan->impl->build) {
+        status = plan->impl->build(plan, error);
+        if (status) {
+            attn_plan_destroy(plan);
+            return status;
+        }
+    }
     attn__context_log(context, ATTN__TOPIC_PLAN, &plan->problem,
                       "%s,threads %d,block_q %lld,block_kv %lld,splits %lld,workspace %zu", plan->impl->name,
                       plan->choice.threads, (long long)plan->choice.block_q, (long long)plan->choice.block_kv,
@@ -157,7 +165,7 @@ static attn_status check_run(const attn_plan *plan, attn_pass pass, const attn_a
         return attn__fail(error, ATTN_ERR_INVALID, "pass", "of the plan is %s, call attn_%s",
                           pass == ATTN_FORWARD ? "backward" : "forward", pass == ATTN_FORWARD ? "backward" : "forward");
     }
-    if (stream) {
+    if (stream && !plan->gpu) {
         return attn__fail(error, ATTN_ERR_INVALID, "stream", "is set, must be NULL on the CPU");
     }
     attn_status status = attn__args_check(&plan->problem, in, args, error);

@@ -10,6 +10,7 @@
 #include "backend.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "cuda/open.h"
 #include "plan/choose.h"
 #include "problem/problem.h"
 
@@ -127,6 +128,65 @@ static attn_status resolve_limit(attn_context *context, attn_error *error) {
     return ATTN_OK;
 }
 
+/* "sm_80" lowers a GPU's architecture; NULL: the text is of another kind. On the CPU it lowers nothing. */
+static const char *take_arch(attn_config *config, const char **field) {
+    const char *name = config->max_isa;
+    *field = "max_isa";
+    if (!name) {
+        name = getenv("ATTN_MAX_ISA");
+        *field = "ATTN_MAX_ISA";
+    }
+    if (!name || strncmp(name, "sm_", 3) != 0) {
+        return NULL;
+    }
+    config->max_isa = "";
+    return name;
+}
+
+/* ATTN_CACHE_DIR, else XDG_CACHE_HOME/attn, else HOME/.cache/attn, else none. */
+static void cache_folder(const attn_config *config, char *folder, size_t size) {
+    const char *own = config->cache ? config->cache : getenv("ATTN_CACHE_DIR");
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length;
+    if (own) {
+        length = snprintf(folder, size, "%s", own);
+    } else if (xdg && xdg[0] == '/') { /* its specification has relative paths ignored */
+        length = snprintf(folder, size, "%s/attn", xdg);
+    } else if (home && *home) {
+        length = snprintf(folder, size, "%s/.cache/attn", home);
+    } else {
+        length = 0;
+    }
+    if (length <= 0 || (size_t)length >= size) {
+        folder[0] = 0;
+    }
+}
+
+static attn_status resolve_gpu(attn_context *context, const char *arch, const char *arch_field, attn_error *error) {
+    attn_config *own = &context->config;
+    char folder[1024];
+    cache_folder(own, folder, sizeof folder);
+    attn__cuda_settings settings = {
+        .device = own->device,
+        .arch = arch,
+        .arch_field = arch_field,
+        .driver = getenv("ATTN_LIBCUDA"),
+        .nvrtc = own->nvrtc ? own->nvrtc : getenv("ATTN_NVRTC"),
+        .cache = folder,
+        .kernels = own->kernels ? own->kernels : getenv("ATTN_KERNELS"),
+        .cuda_home = getenv("CUDA_HOME"),
+        .python = getenv("VIRTUAL_ENV"),
+        .compile = own->options & ATTN_COMPILE,
+    };
+    attn_status status = attn__cuda_open(&context->cuda, context, &settings, error);
+    if (status) {
+        return status;
+    }
+    own->device = attn__cuda_name(context->cuda);
+    context->gpu = attn__cuda_gpu(context->cuda);
+    return ATTN_OK;
+}
+
 static attn_status resolve(attn_context *context, const attn_config *config, attn_error *error) {
     attn_status status = ATTN_OK;
     memset(context, 0, sizeof *context);
@@ -137,10 +197,12 @@ static attn_status resolve(attn_context *context, const attn_config *config, att
         }
     }
     attn_config *own = &context->config;
-    if (own->device && strcmp(own->device, "cpu") != 0) {
-        return attn__fail(error, ATTN_ERR_DEVICE, "device", "is \"%.40s\", this build knows only \"cpu\"", own->device);
+    const char *arch_field, *arch = take_arch(own, &arch_field);
+    own->device = own->device ? own->device : "cpu";
+    if (own->options & ~(uint32_t)ATTN_COMPILE) {
+        return attn__fail(error, ATTN_ERR_INVALID, "options", "is 0x%x, the only known option is ATTN_COMPILE",
+                          (unsigned)own->options);
     }
-    own->device = "cpu";
     if (!own->allocate != !own->release) {
         return attn__fail(error, ATTN_ERR_INVALID, own->allocate ? "release" : "allocate",
                           "is NULL, must be set together with %s", own->allocate ? "allocate" : "release");
@@ -152,7 +214,14 @@ static attn_status resolve(attn_context *context, const attn_config *config, att
     attn__machine_detect(&context->machine);
     status = resolve_threads(context, error);
     context->topics = own->log ? read_topics() : 0;
-    return status ? status : resolve_limit(context, error);
+    status = status ? status : resolve_limit(context, error);
+    if (!status && strcmp(own->device, "cpu") != 0) {
+        status = resolve_gpu(context, arch, arch_field, error);
+    } else {
+        own->device = "cpu";
+    }
+    own->cache = own->kernels = own->nvrtc = NULL; /* the caller's memory, read by now */
+    return status;
 }
 
 attn_status attn_context_create(attn_context **out, const attn_config *config, attn_error *error) {
@@ -167,15 +236,24 @@ attn_status attn_context_create(attn_context **out, const attn_config *config, a
     }
     attn_context *context = attn__context_allocate(&draft, sizeof *context);
     if (!context) {
+        if (draft.cuda) {
+            attn__cuda_close(draft.cuda, &draft);
+        }
         return attn__fail(error, ATTN_ERR_MEMORY, "context", "%zu bytes could not be allocated", sizeof *context);
     }
     *context = draft;
+    if (context->cuda) {
+        attn__cuda_own(context->cuda, context);
+    }
     *out = context;
     return attn__succeed(error);
 }
 
 void attn_context_destroy(attn_context *context) {
     if (context) {
+        if (context->cuda) {
+            attn__cuda_close(context->cuda, context);
+        }
         attn__context_release(context, context);
     }
 }
@@ -206,6 +284,15 @@ static const char *reason_of(const attn_context *context, const attn__impl *impl
     }
     ATTN__ISA_LIST(ATTN__REASON)
 #undef ATTN__REASON
+    if (impl->device == ATTN__CUDA && !context->gpu) {
+        return "runs on a GPU, the context is of the CPU";
+    }
+    if (impl->device == ATTN__CPU && context->gpu) {
+        return "runs on the CPU, the context is of a GPU";
+    }
+    if (context->gpu && context->gpu->arch < impl->least_arch) {
+        return "needs a later architecture than the device's";
+    }
     return "";
 }
 

@@ -14,7 +14,8 @@
 #define ATTN__TOPIC_LIST(X)                                                                                            \
     X(PLAN, 0, "plan")         /* the choice a plan holds */                                                           \
     X(DISPATCH, 1, "dispatch") /* each implementation refused or chosen, with its reason */                            \
-    X(EXEC, 2, "exec")         /* each run, with its time */
+    X(EXEC, 2, "exec")         /* each run, with its time */                                                           \
+    X(JIT, 3, "jit")           /* each kernel that is not in memory yet: where it came from, with its time */
 typedef enum attn__topic {
 #define ATTN__ENUM(name, bit, text) ATTN__TOPIC_##name = 1u << bit,
     ATTN__TOPIC_LIST(ATTN__ENUM)
@@ -26,6 +27,8 @@ struct attn_context {
     attn__machine machine;   /* threads resolved, isa lowered to what the limit allows */
     const attn__impl *limit; /* none better in the list is used; NULL: no limit */
     uint32_t topics;         /* 0 without a log */
+    struct attn__cuda *cuda; /* "cuda" and "gpu:..." contexts; NULL on the CPU */
+    const attn__gpu *gpu;    /* its facts; NULL on the CPU */
 };
 
 void *attn__context_allocate(const attn_context *context, size_t size);

@@ -4,7 +4,8 @@
 
 /* Declared whether or not this build has them; taken only where it has. */
 extern const attn__impl attn__impl_amx, attn__impl_avx512bf16, attn__impl_avx512, attn__impl_avx2, attn__impl_neon,
-    attn__impl_generic, attn__impl_native, attn__impl_reference;
+    attn__impl_generic, attn__impl_native, attn__impl_reference, attn__impl_mma, attn__impl_ffma,
+    attn__impl_cuda_native;
 
 const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_AMX
@@ -22,5 +23,11 @@ const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_NEON
     &attn__impl_neon,
 #endif
-    &attn__impl_generic,    &attn__impl_native, &attn__impl_reference, NULL,
+    &attn__impl_generic,
+    &attn__impl_native,
+    &attn__impl_reference,
+    &attn__impl_mma,
+    &attn__impl_ffma,
+    &attn__impl_cuda_native,
+    NULL,
 };

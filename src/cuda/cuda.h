@@ -12,9 +12,6 @@
 #include "backend.h"
 #include "cuda/device/params.h"
 
-/* An opened device, or the compiler and cache alone for a "gpu:..." context. Owned by the context; threads share it. */
-typedef struct attn__cuda attn__cuda;
-
 /* --- Choosing: what all kernels' constants have in common (constants.c) --- */
 
 /* Starts a kernel: source, and constants that follow from the problem: DTYPE, O_DTYPE, BIAS_DTYPE, DIM_QK, DIM_V,
@@ -31,6 +28,9 @@ void attn__kernel_finish(attn__kernel *kernel, const attn_plan *plan, int thread
 /* Is the score nothing but scale * <q, k> with a positive scale (SCORE_PLAIN)? */
 bool attn__score_plain(const attn_problem *problem);
 
+/* Bytes of a delta of our own: float32, [batch, heads_q, rows]; params.delta tells its strides. */
+size_t attn__cuda_delta_size(const attn_problem *problem);
+
 /* --- Building and running --- */
 
 attn_status attn__cuda_build(attn_plan *plan, attn_error *error);
@@ -42,6 +42,7 @@ typedef struct attn__cuda_run {
     attn_stream stream;
     void *workspace;
     attn__params params;
+    bool pushed; /* the device's context was made current */
     attn_error *error;
 } attn__cuda_run;
 
@@ -53,12 +54,13 @@ attn_status attn__cuda_begin(attn__cuda_run *run, const attn_plan *plan, const a
 /* Launches the plan's kernel of that role over `tiles` blocks, in several launches where the grid's limit is passed
  * (params.first_tile); none for 0 tiles. */
 attn_status attn__cuda_launch(attn__cuda_run *run, int role, int64_t tiles);
-/* Bytes of device memory set to 0, in the stream. */
+/* Bytes of device memory set to 0, in the stream; not if a check of device lengths failed before. */
 attn_status attn__cuda_zero(attn__cuda_run *run, void *memory, size_t size);
 /* Restores the caller's context. Returns `status`. */
 attn_status attn__cuda_end(attn__cuda_run *run, attn_status status);
 
-/* Query blocks of a side's rows at most: dense and packed by the bounds, segments by the list (host). */
+/* Blocks of rows on one side: runs (sequences, or segments of the list) times the blocks of the longest run, so that a
+ * kernel finds its run by division. Dense and packed runs, and segments in device memory, count by the bounds. */
 int64_t attn__cuda_blocks(const attn_problem *problem, const attn_args *args, bool queries, int64_t rows_a_block);
 
 /* --- Implementations: prepare and run of each (implementations.c holds the rows) --- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The CUDA backend's rows of the implementation table. */
-#include "cuda/cuda.h"
+#include "cuda/device.h"
 
 static attn_status run(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
                        attn_status (*launch)(attn__cuda_run *run), attn_error *error) {
@@ -9,10 +9,19 @@ static attn_status run(const attn_plan *plan, const attn_args *args, void *works
     return status ? status : attn__cuda_end(&state, launch(&state));
 }
 
+typedef attn_status (*prepare_fn)(attn_plan *plan, attn_error *error);
+
+static attn_status prepare(attn_plan *plan, prepare_fn forward, prepare_fn backward, attn_error *error) {
+    attn_status status = (plan->problem.pass == ATTN_BACKWARD ? backward : forward)(plan, error);
+    if (status == ATTN_OK) {
+        attn__cuda_plan_lengths(plan);
+    }
+    return status;
+}
+
 #define ATTN__CUDA_ROW(id, arch, cores, when)                                                                          \
     static attn_status id##_prepare(attn_plan *plan, attn_error *error) {                                              \
-        return plan->problem.pass == ATTN_BACKWARD ? attn__##id##_prepare_backward(plan, error)                        \
-                                                   : attn__##id##_prepare_forward(plan, error);                        \
+        return prepare(plan, attn__##id##_prepare_forward, attn__##id##_prepare_backward, error);                      \
     }                                                                                                                  \
     static attn_status id##_forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream, \
                                     attn_error *error) {                                                               \

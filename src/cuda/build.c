@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Kernels of a plan: found in the context's memory, else loaded or compiled once, whatever the number of threads that
+ * ask for them. */
+#include <string.h>
+
+#include "base/error.h"
+#include "cuda/device.h"
+
+static bool same_kernel(const attn__kernel *a, const attn__kernel *b) {
+    if (strcmp(a->name, b->name) != 0 || strcmp(a->source, b->source) != 0 || a->n_constants != b->n_constants ||
+        a->shared != b->shared) {
+        return false;
+    }
+    for (int n = 0; n < a->n_constants; n++) {
+        if (a->constants[n].value != b->constants[n].value || strcmp(a->constants[n].name, b->constants[n].name) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Under the lock. */
+static attn__cuda_kernel *find(const attn__cuda *cuda, const attn__kernel *kernel) {
+    attn__cuda_kernel *entry = cuda->kernels;
+    while (entry && !same_kernel(&entry->kernel, kernel)) {
+        entry = entry->next;
+    }
+    return entry;
+}
+
+static void unlink_entry(attn__cuda *cuda, const attn__cuda_kernel *entry) {
+    attn__cuda_kernel **at = &cuda->kernels;
+    while (*at != entry) {
+        at = &(*at)->next;
+    }
+    *at = entry->next;
+}
+
+static attn_status make(attn__cuda *cuda, attn__cuda_kernel *entry, attn_error *error) {
+    attn_status status = attn__cuda_code(cuda, &entry->kernel, &entry->code, error);
+    if (!status && cuda->opened) {
+        status = attn__cuda_load(cuda, entry, error);
+    }
+    attn__context_release(cuda->context, entry->code.data);
+    entry->code.data = NULL;
+    return status;
+}
+
+/* Makes a kernel that nobody else is at; called and left under the lock. */
+static attn_status make_new(attn__cuda *cuda, const attn__kernel *kernel, attn__cuda_kernel **out, attn_error *error) {
+    attn__cuda_kernel *entry = attn__context_allocate(cuda->context, sizeof *entry);
+    if (!entry) {
+        return attn__fail(error, ATTN_ERR_MEMORY, "kernel", "%zu bytes could not be allocated", sizeof *entry);
+    }
+    memset(entry, 0, sizeof *entry);
+    entry->kernel = *kernel;
+    entry->next = cuda->kernels;
+    cuda->kernels = entry;
+    pthread_mutex_unlock(&cuda->lock);
+    attn_status status = make(cuda, entry, error);
+    pthread_mutex_lock(&cuda->lock);
+    entry->ready = true;
+    if (status) { /* those who wait for it try by themselves, and get an error of their own */
+        unlink_entry(cuda, entry);
+        attn__context_release(cuda->context, entry);
+        entry = NULL;
+    }
+    pthread_cond_broadcast(&cuda->changed);
+    *out = entry;
+    return status;
+}
+
+static attn_status take(attn__cuda *cuda, const attn__kernel *kernel, attn__cuda_kernel **out, attn_error *error) {
+    attn_status status = ATTN_OK;
+    pthread_mutex_lock(&cuda->lock);
+    attn__cuda_kernel *entry = find(cuda, kernel);
+    while (entry && !entry->ready) {
+        pthread_cond_wait(&cuda->changed, &cuda->lock);
+        entry = find(cuda, kernel);
+    }
+    if (!entry) {
+        status = make_new(cuda, kernel, &entry, error);
+    }
+    pthread_mutex_unlock(&cuda->lock);
+    *out = entry;
+    return status;
+}
+
+attn_status attn__cuda_build(attn_plan *plan, attn_error *error) {
+    attn__cuda *cuda = plan->context->cuda;
+    const attn__gpu_choice *choice = &plan->gpu_choice;
+    if (choice->n_kernels > ATTN__MAX_KERNELS) {
+        return attn__fail(error, ATTN_ERR_INTERNAL, "plan", "has %d kernels, must have at most %d", choice->n_kernels,
+                          ATTN__MAX_KERNELS);
+    }
+    if (!cuda->compiles) {
+        return ATTN_OK;
+    }
+    attn__cuda_built *built = attn__context_allocate(plan->context, sizeof *built);
+    if (!built) {
+        return attn__fail(error, ATTN_ERR_MEMORY, "plan", "%zu bytes could not be allocated", sizeof *built);
+    }
+    memset(built, 0, sizeof *built);
+    built->cuda = cuda;
+    attn__params_of_problem(plan, &built->params, &built->aligned);
+    for (int n = 0; n < choice->n_kernels; n++) {
+        attn__cuda_kernel *entry;
+        attn_status status = take(cuda, &choice->kernels[n], &entry, error);
+        if (status) {
+            attn__context_release(plan->context, built);
+            return status;
+        }
+        built->functions[n] = entry->function;
+    }
+    plan->built = built;
+    return ATTN_OK;
+}
+
+void attn__cuda_unbuild(attn_plan *plan) {
+    attn__context_release(plan->context, plan->built);
+    plan->built = NULL;
+}

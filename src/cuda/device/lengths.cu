@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Lengths and segments on the device. Constant TASK:
+ *   UPLOAD  writes words that travel as kernel parameters, so that a captured graph holds them and no host memory has
+ *           to outlive the call;
+ *   CHECK   one block compares lengths that lie in device memory with the problem, by the rules that the host applies
+ *           to its own, and leaves the first breach, or 0, in *status;
+ *   ZERO    clears memory, unless the check found a breach. */
+#include "types.cuh"
+
+#include "lengths.h"
+
+#define UPLOAD 0
+#define CHECK  1
+#define ZERO   2
+
+#define PACKED   1
+#define SEGMENTS 2
+
+/* --- Check --- */
+
+INLINE void report(int *found, int array, int64_t index, int rule) {
+    atomicMin(found, ATTN__WORD(array, index, rule));
+}
+
+INLINE void check_cu(const attn__check_side &c, int batch, int array, int *found) {
+    const int *cu = c.side.cu;
+    if (threadIdx.x == 0 && cu[0] != 0) {
+        report(found, array, 0, ATTN__RULE_START);
+    }
+    for (int64_t n = threadIdx.x; n < batch; n += blockDim.x) {
+        int64_t before = cu[n], after = cu[n + 1];
+        if (after < before) {
+            report(found, array, n + 1, ATTN__RULE_DECREASES);
+        } else if (after - before > c.side.tokens) {
+            report(found, array, n + 1, ATTN__RULE_TOKENS);
+        } else if (after > c.side.total) {
+            report(found, array, n + 1, ATTN__RULE_TOTAL);
+        }
+    }
+}
+
+INLINE void check_used(const attn__check_side &c, int batch, int array, int *found) {
+    for (int64_t n = threadIdx.x; n < batch; n += blockDim.x) {
+        int64_t used = c.side.used[n];
+        int64_t slot = c.layout == PACKED ? (int64_t)c.side.cu[n + 1] - c.side.cu[n] : c.side.tokens;
+        if (used < 0) {
+            report(found, array, n, ATTN__RULE_NEGATIVE);
+        } else if (used > slot) {
+            report(found, array, n, ATTN__RULE_SLOT);
+        }
+    }
+}
+
+INLINE void check_whole_lengths(const attn__check_side &c, int batch, int array, int *found) {
+    for (int64_t n = threadIdx.x; n < batch; n += blockDim.x) {
+        int length = c.side.lengths[n];
+        if (length < 0) {
+            report(found, array, n, ATTN__RULE_NEGATIVE);
+        } else if (length > c.side.tokens) {
+            report(found, array, n, ATTN__RULE_TOKENS);
+        }
+    }
+}
+
+/* Each segment alone. */
+INLINE void check_segment(const attn__check_side &c, int batch, int n, int array, int *found) {
+    attn__segment_ref g = c.side.segments[n];
+    if (g.sequence < 0 || g.sequence >= batch) {
+        report(found, array, n, ATTN__RULE_SEQUENCE);
+    } else if (g.first < 0 || g.rows < 0 || g.position < 0) {
+        report(found, array, n, ATTN__RULE_NEGATIVE);
+    } else if (g.first > c.side.total || g.rows > c.side.total - g.first) {
+        report(found, array, n, ATTN__RULE_TOTAL);
+    } else if (g.position > c.side.lengths[g.sequence] || g.rows > c.side.lengths[g.sequence] - g.position) {
+        report(found, array, n, ATTN__RULE_LENGTH);
+    } else if (n && g.sequence < c.side.segments[n - 1].sequence) {
+        report(found, array, n, ATTN__RULE_ORDER);
+    }
+}
+
+INLINE bool meet(int64_t a, int64_t b, int64_t a_rows, int64_t b_rows) {
+    return a < b + b_rows && b < a + a_rows && a_rows > 0 && b_rows > 0;
+}
+
+/* Lists whose neighbours ascend in row and position hold nothing twice; others are compared pair by pair. */
+INLINE void check_pairs(const attn__check_side &c, int array, int *found) {
+    const attn__segment_ref *list = c.side.segments;
+    bool ascends = true;
+    for (int n = threadIdx.x + 1; n < c.side.n_segments; n += blockDim.x) {
+        attn__segment_ref x = list[n - 1], y = list[n];
+        ascends =
+            ascends && y.first >= x.first + x.rows && (x.sequence != y.sequence || y.position >= x.position + x.rows);
+    }
+    if (__syncthreads_and(ascends)) {
+        return;
+    }
+    for (int n = threadIdx.x + 1; n < c.side.n_segments; n += blockDim.x) {
+        attn__segment_ref y = list[n];
+        for (int m = 0; m < n; m++) {
+            attn__segment_ref x = list[m];
+            bool same = x.sequence == y.sequence;
+            if (same && meet(x.position, y.position, x.rows, y.rows)) {
+                report(found, array, n, ATTN__RULE_POSITIONS);
+            } else if (c.written && (same || c.shared) && meet(x.first, y.first, x.rows, y.rows)) {
+                report(found, array, n, ATTN__RULE_ROWS);
+            }
+        }
+    }
+}
+
+/* Later steps read what earlier ones have found sound, so each waits for the one before. */
+INLINE void check_side(const attn__check_side &c, int batch, int kv, int *found) {
+    if (c.layout == PACKED) {
+        check_cu(c, batch, ATTN__WORD_CU + kv, found);
+    }
+    if (c.layout == SEGMENTS) {
+        check_whole_lengths(c, batch, ATTN__WORD_LENGTHS + kv, found);
+    } else if (c.side.used) {
+        check_used(c, batch, ATTN__WORD_USED + kv, found);
+    }
+    __syncthreads();
+    if (c.layout == SEGMENTS) {
+        for (int n = threadIdx.x; n < c.side.n_segments; n += blockDim.x) {
+            check_segment(c, batch, n, ATTN__WORD_SEGMENTS + kv, found);
+        }
+        if (__syncthreads_and(*(volatile int *)found == 0x7fffffff)) {
+            check_pairs(c, ATTN__WORD_SEGMENTS + kv, found);
+        }
+    }
+    __syncthreads();
+}
+
+/* --- Entries --- */
+
+#if TASK == UPLOAD
+extern "C" __global__ void ATTN_KERNEL(const __grid_constant__ attn__upload p) {
+    for (int n = threadIdx.x; n < p.words; n += blockDim.x) {
+        p.to[n] = p.data[n];
+    }
+}
+#elif TASK == CHECK
+extern "C" __global__ void __launch_bounds__(1024) ATTN_KERNEL(const __grid_constant__ attn__check p) {
+    __shared__ int found;
+    if (threadIdx.x == 0) {
+        found = 0x7fffffff;
+    }
+    __syncthreads();
+    check_side(p.q, p.batch, 0, &found);
+    check_side(p.kv, p.batch, 1, &found);
+    if (threadIdx.x == 0) {
+        *p.status = found == 0x7fffffff ? 0 : found;
+    }
+}
+#else
+extern "C" __global__ void ATTN_KERNEL(const __grid_constant__ attn__zero p) {
+    attn__u64 step = (attn__u64)gridDim.x * blockDim.x, at = (attn__u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (p.status && *p.status) {
+        return;
+    }
+    attn__u64 words = (uintptr_t)p.memory % 16 == 0 ? p.size / 16 : 0;
+    for (attn__u64 n = at; n < words; n += step) {
+        ((uint4 *)p.memory)[n] = make_uint4(0, 0, 0, 0);
+    }
+    for (attn__u64 n = words * 16 + at; n < p.size; n += step) {
+        p.memory[n] = 0;
+    }
+}
+#endif
