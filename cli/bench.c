@@ -172,13 +172,14 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
     }
 }
 
-static cli_exit bench_run(bench *b, const attn_context *context, cli_case *at, const char *name, times *t,
+static cli_exit bench_run(bench *b, const cli_place *place, cli_case *at, const char *name, times *t,
                           cli_error *error) {
     cli_runner runner;
     attn_plan_info info;
     const char *checked = "";
     int wrong = 0;
-    cli_exit code = cli_runner_create(&runner, context, &at->problem, name, error);
+    attn_hints hints = cli_common_hints(&b->given->common, name);
+    cli_exit code = cli_runner_create(&runner, place->context, &at->problem, &hints, error);
     if (code) {
         return code;
     }
@@ -189,7 +190,8 @@ static cli_exit bench_run(bench *b, const attn_context *context, cli_case *at, c
         cli_progress("attn bench: %d of %d: %.120s %s", ++b->row, b->rows, text, info.implementation);
         cli_case_poison(at);
         code = cli_runner_run_all(&runner, at, error); /* the check's run is the warm-up too */
-        code = code ? code : cli_spot_check(context, at, info.implementation, &checked, &wrong, error);
+        hints.implementation = info.implementation;
+        code = code ? code : cli_spot_check(place, at, &hints, &checked, &wrong, error);
         b->wrong += wrong;
     }
     code = code ? code : measure(b, &runner, at, info.threads, t, error);
@@ -220,12 +222,12 @@ static cli_exit bench_problem(bench *b, const attn_problem *problem, cli_error *
     t.of_read = block[1];
     for (int n = 0; n < (names->count ? names->count : 1) && !code; n++) {
         for (int c = 0; c < (threads->count ? threads->count : 1) && !code; c++) {
-            attn_context *context;
-            code = cli_context_create(&context, threads->count ? (int)threads->value[c] : 0, error);
+            cli_place place;
+            code = cli_place_open(&place, b->given->common.device, threads->count ? (int)threads->value[c] : 0, error);
             if (!code) {
-                code = bench_run(b, context, &at, names->count ? names->value[n] : NULL, &t, error);
-                attn_context_destroy(context);
+                code = bench_run(b, &place, &at, names->count ? names->value[n] : NULL, &t, error);
             }
+            cli_place_close(&place);
         }
     }
     cli_case_release(&at);

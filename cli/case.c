@@ -151,6 +151,7 @@ cli_exit cli_case_share(cli_case *other, const cli_case *from, cli_error *error)
 cli_exit cli_case_widen(cli_case *wide, const cli_case *from, cli_error *error) {
     memset(wide, 0, sizeof *wide);
     attn_problem problem = from->problem;
+    problem.flags &= ~CLI_DEVICE_FLAGS;
     *wide = (cli_case){
         .cu_q = from->cu_q, .cu_kv = from->cu_kv, .used_q = from->used_q, .used_kv = from->used_kv, .seed = from->seed};
     for (int s = 0; s < CLI_SLOT_COUNT; s++) {

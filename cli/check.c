@@ -20,7 +20,7 @@ typedef struct check_options {
 #define IMPLEMENTATIONS_MAX 16
 typedef struct checker {
     const check_options *given;
-    const attn_context *context;
+    cli_place place;
     cli_report *report;
     int64_t wrong, judged;
 } checker;
@@ -52,12 +52,13 @@ static cli_exit check_implementation(checker *c, const cli_judge *judge, const c
     cli_runner runner;
     attn_plan_info info;
     char text[2048];
+    const attn_hints hints = cli_common_hints(&c->given->common, name);
     cli_exit code = cli_case_share(&tested, judge->at, error);
     if (code) {
         cli_case_release(&tested);
         return code;
     }
-    code = cli_runner_create(&runner, c->context, &tested.problem, name, error);
+    code = cli_runner_create(&runner, c->place.context, &tested.problem, &hints, error);
     if (!code) {
         code = cli_runner_info(&runner, &info, error);
         if (!code) {
@@ -98,7 +99,7 @@ static cli_exit list_names(const checker *c, const char *names[IMPLEMENTATIONS_M
             attn_implementation implementation;
             memset(&implementation, 0, sizeof implementation);
             implementation.struct_size = sizeof implementation;
-            if (attn_implementation_get(c->context, i, &implementation, &cause)) {
+            if (attn_implementation_get(c->place.context, i, &implementation, &cause)) {
                 return cli_fail_library(error, NULL, &cause);
             }
             if (implementation.available) {
@@ -122,7 +123,7 @@ static cli_exit check_case(checker *c, const cli_case *at, cli_error *error) {
     if (code) {
         return code;
     }
-    code = cli_judge_create(&judge, c->context, at, error);
+    code = cli_judge_create(&judge, c->place.host, at, error);
     for (int s = 0; s < CLI_SLOT_COUNT && !code; s++) {
         if (judge.plain_misplaced[s]) {
             cli_report_remark(c->report,
@@ -197,14 +198,11 @@ static cli_exit check_all(const check_options *given, cli_report *report, cli_er
     checker c = {.given = given, .report = report};
     cli_exit code = CLI_RIGHT;
     for (int t = 0; t < (threads->count ? threads->count : 1) && !code; t++) {
-        attn_context *context;
-        code = cli_context_create(&context, threads->count ? (int)threads->value[t] : 0, error);
-        if (code) {
-            return code;
+        code = cli_place_open(&c.place, given->common.device, threads->count ? (int)threads->value[t] : 0, error);
+        if (!code) {
+            code = cli_inputs_given(&given->inputs) ? check_files(&c, error) : check_random(&c, error);
         }
-        c.context = context;
-        code = cli_inputs_given(&given->inputs) ? check_files(&c, error) : check_random(&c, error);
-        attn_context_destroy(context);
+        cli_place_close(&c.place);
     }
     if (code) {
         return code;

@@ -22,8 +22,14 @@ cli_exit(cli_fail)(cli_error *error, cli_exit code, const char *format, ...) {
 
 cli_exit cli_fail_library(cli_error *error, const char *where, const attn_error *cause) {
     cli_exit code = cause->status == ATTN_ERR_INVALID || cause->status == ATTN_ERR_UNSUPPORTED ? CLI_USAGE : CLI_UNRUN;
-    /* The field that an option of its own fills goes by that option's name. */
-    const char *field = strcmp(cause->field, "hints.implementation") == 0 ? "--impl" : cause->field;
+    /* Fields that an option of its own fills go by that option's name. */
+    static const char *const options[][2] = {
+        {"hints.implementation", "--impl"}, {"hints.block_q", "--tile-q"}, {"hints.block_kv", "--tile-kv"},
+        {"hints.splits", "--splits"},       {"hints.stages", "--stages"},  {"hints.tensor_cores", "--tensor-cores"}};
+    const char *field = cause->field;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        field = strcmp(cause->field, options[i][0]) == 0 ? options[i][1] : field;
+    }
     const char *what = cause->message[0] ? cause->message : attn_status_text(cause->status);
     return cli_fail(error, code, "%s%s%s%s%s", where ? where : "", where ? ": " : "", field, field[0] ? " " : "", what);
 }

@@ -6,31 +6,48 @@
 #include <string.h>
 #include <unistd.h>
 
-cli_exit cli_context_create(attn_context **context, int threads, cli_error *error) {
+cli_exit cli_context_create(attn_context **context, const char *device, int threads, cli_error *error) {
     attn_config config;
     attn_error cause;
     memset(&config, 0, sizeof config);
     config.struct_size = sizeof config;
+    config.device = device;
     config.threads = threads;
     if (attn_context_create(context, &config, &cause)) {
+        *context = NULL;
         return cli_fail_library(error, NULL, &cause);
     }
     return CLI_RIGHT;
 }
 
+cli_exit cli_place_open(cli_place *place, const char *device, int threads, cli_error *error) {
+    place->host = NULL;
+    cli_exit code = cli_context_create(&place->context, device, threads, error);
+    if (!code && device && strcmp(device, "cpu") != 0) {
+        code = cli_context_create(&place->host, NULL, 0, error);
+    } else {
+        place->host = place->context;
+    }
+    return code;
+}
+
+void cli_place_close(cli_place *place) {
+    if (place->host != place->context) {
+        attn_context_destroy(place->host);
+    }
+    attn_context_destroy(place->context);
+    memset(place, 0, sizeof *place);
+}
+
 static cli_exit plan_pass(cli_runner *runner, const attn_context *context, const attn_problem *whole, attn_pass pass,
-                          const char *implementation, cli_error *error) {
+                          const attn_hints *hints, cli_error *error) {
     attn_problem problem = *whole;
-    attn_hints hints;
     attn_error cause;
-    memset(&hints, 0, sizeof hints);
-    hints.struct_size = sizeof hints;
-    hints.implementation = implementation;
     problem.pass = pass;
     if (pass == ATTN_FORWARD) {
         problem.flags &= ~(uint32_t)ATTN_ACCUMULATE;
     }
-    if (attn_plan_create(&runner->plan[pass], context, &problem, &hints, &cause)) {
+    if (attn_plan_create(&runner->plan[pass], context, &problem, hints, &cause)) {
         runner->plan[pass] = NULL;
         return cli_fail_library(error, pass == ATTN_BACKWARD ? "backward" : NULL, &cause);
     }
@@ -40,11 +57,11 @@ static cli_exit plan_pass(cli_runner *runner, const attn_context *context, const
 }
 
 cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, const attn_problem *problem,
-                           const char *implementation, cli_error *error) {
+                           const attn_hints *hints, cli_error *error) {
     memset(runner, 0, sizeof *runner);
-    cli_exit code = plan_pass(runner, context, problem, ATTN_FORWARD, implementation, error);
+    cli_exit code = plan_pass(runner, context, problem, ATTN_FORWARD, hints, error);
     if (!code && problem->pass == ATTN_BACKWARD) {
-        code = plan_pass(runner, context, problem, ATTN_BACKWARD, implementation, error);
+        code = plan_pass(runner, context, problem, ATTN_BACKWARD, hints, error);
     }
     if (!code && runner->workspace_size) {
         code = cli_memory_take(&runner->memory, &runner->workspace, (double)runner->workspace_size, "the workspace",

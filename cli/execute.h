@@ -5,8 +5,16 @@
 
 #include "case.h"
 
-/* threads 0: the library's choice. Only the device cpu exists, which cli_common_check has seen to. */
-cli_exit cli_context_create(attn_context **context, int threads, cli_error *error);
+/* device NULL: "cpu"; threads 0: the library's choice. */
+cli_exit cli_context_create(attn_context **context, const char *device, int threads, cli_error *error);
+
+/* Where a verb works: a context of the device asked for, and one of the host for what judges it; the same on the CPU.
+ * Close it also when opening failed. */
+typedef struct cli_place {
+    attn_context *context, *host;
+} cli_place;
+cli_exit cli_place_open(cli_place *place, const char *device, int threads, cli_error *error);
+void cli_place_close(cli_place *place);
 
 typedef struct cli_runner {
     attn_plan *plan[2]; /* by attn_pass; backward is NULL for a forward problem */
@@ -15,10 +23,10 @@ typedef struct cli_runner {
     cli_memory memory;
 } cli_runner;
 
-/* Plans the problem's passes. implementation NULL: automatic. A forward plan precedes a backward one, whose lse and
- * output it makes. */
+/* Plans the problem's passes; hints may be NULL. A forward plan precedes a backward one, whose lse and output it
+ * makes. */
 cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, const attn_problem *problem,
-                           const char *implementation, cli_error *error);
+                           const attn_hints *hints, cli_error *error);
 cli_exit cli_runner_run(const cli_runner *runner, const cli_case *at, attn_pass pass, cli_error *error);
 /* All passes of the problem. */
 cli_exit cli_runner_run_all(const cli_runner *runner, const cli_case *at, cli_error *error);

@@ -13,7 +13,7 @@ typedef struct info_options {
     const char *device;
 } info_options;
 static const cli_option options[] = {
-    {"--device", CLI_WORD, offsetof(info_options, device), "NAME  cpu, the only one in this build", NULL, 0, 0},
+    {"--device", CLI_WORD, offsetof(info_options, device), "NAME  cpu, or an NVIDIA GPU: cuda, cuda:1 ...", NULL, 0, 0},
     {"--format", CLI_CHOICE, offsetof(info_options, format), "text|csv|json  form of the results", CLI_FORMATS, 0, 0},
 };
 
@@ -57,11 +57,11 @@ static void machine_head(cli_report *report) {
 #endif
 }
 
-static cli_exit describe(cli_report *report, cli_error *error) {
+static cli_exit describe(cli_report *report, const char *device, cli_error *error) {
     char text[64];
     int version = attn_version();
     attn_context *context;
-    cli_exit code = cli_context_create(&context, 0, error);
+    cli_exit code = cli_context_create(&context, device, 0, error);
     if (code) {
         return code;
     }
@@ -99,7 +99,7 @@ cli_exit cli_info(int argc, char **argv, cli_error *error) {
     if (code) {
         return code;
     }
-    code = describe(report, error);
+    code = describe(report, given.device, error);
     code = code ? code : cli_report_print(report, error);
     cli_report_destroy(report);
     return code;

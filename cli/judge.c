@@ -11,7 +11,8 @@ static bool is_output(int slot) {
 static cli_exit run_with(const attn_context *context, cli_case *at, const char *implementation, cli_error *error) {
     cli_runner runner;
     attn_plan_info info;
-    cli_exit code = cli_runner_create(&runner, context, &at->problem, implementation, error);
+    const attn_hints hints = {.struct_size = sizeof hints, .implementation = implementation};
+    cli_exit code = cli_runner_create(&runner, context, &at->problem, &hints, error);
     if (code) {
         return code;
     }
@@ -25,10 +26,28 @@ static cli_exit run_with(const attn_context *context, cli_case *at, const char *
     return code;
 }
 
+/* What tf32 does to factors, the plain computation does in float16, which has as many bits of mantissa. */
+static cli_exit round_factors(cli_case *plain, const cli_case *from, cli_error *error) {
+    plain->problem.q.dtype = plain->problem.k.dtype = plain->problem.v.dtype = ATTN_F16;
+    for (int s = CLI_SLOT_Q; s <= CLI_SLOT_V; s++) {
+        plain->view[s].type = CLI_F16;
+        plain->view[s].base = NULL;
+    }
+    cli_exit code = cli_case_allocate(plain, error);
+    for (int s = CLI_SLOT_Q; s <= CLI_SLOT_V && !code; s++) {
+        cli_convert(&plain->view[s], &from->view[s], NULL);
+    }
+    return code;
+}
+
 /* Errors of the plain computation; a refusal of it is no failure. */
 static cli_exit run_plain(cli_judge *judge, const attn_context *context, cli_error *error) {
     cli_case plain;
     cli_exit code = cli_case_share(&plain, judge->at, error);
+    plain.problem.flags &= ~CLI_DEVICE_FLAGS;
+    if (!code && (plain.problem.flags & ATTN_ALLOW_TF32)) {
+        code = round_factors(&plain, judge->at, error);
+    }
     if (!code) {
         code = run_with(context, &plain, "native", error);
         judge->has_plain = !code;

@@ -15,7 +15,8 @@ typedef struct plan_options {
     const char *gpu;
 } plan_options;
 static const cli_option gpu_options[] = {
-    {"--gpu", CLI_WORD, offsetof(plan_options, gpu), "NAME  plan for a GPU; not in this build", NULL, 0, 0},
+    {"--gpu", CLI_WORD, offsetof(plan_options, gpu), "NAME  plan for a known GPU, present or not: t4, a100, h200 ...",
+     NULL, 0, 0},
 };
 
 /* The plan's own words: as they are, or as a field of the JSON object. */
@@ -62,15 +63,11 @@ static void row(cli_report *report, const attn_problem *problem, const attn_plan
 }
 
 static cli_exit plan_one(cli_report *report, const attn_context *context, const attn_problem *problem,
-                         const char *implementation, bool alone, cli_format format, cli_error *error) {
+                         const attn_hints *hints, bool alone, cli_format format, cli_error *error) {
     attn_plan *plan;
-    attn_hints hints;
     attn_error cause;
     attn_plan_info info;
-    memset(&hints, 0, sizeof hints);
-    hints.struct_size = sizeof hints;
-    hints.implementation = implementation;
-    if (attn_plan_create(&plan, context, problem, &hints, &cause)) {
+    if (attn_plan_create(&plan, context, problem, hints, &cause)) {
         return cli_fail_library(error, NULL, &cause);
     }
     memset(&info, 0, sizeof info);
@@ -88,7 +85,8 @@ static cli_exit plan_one(cli_report *report, const attn_context *context, const 
     return code;
 }
 
-static cli_exit plan_all(cli_report *report, const plan_options *given, const cli_sweep *sweep, cli_error *error) {
+static cli_exit plan_all(cli_report *report, const plan_options *given, const cli_sweep *sweep, const char *device,
+                         cli_error *error) {
     const cli_words *names = &given->common.implementation;
     const cli_integers *threads = &given->common.threads;
     int n_names = names->count ? names->count : 1, n_threads = threads->count ? threads->count : 1;
@@ -96,19 +94,33 @@ static cli_exit plan_all(cli_report *report, const plan_options *given, const cl
     cli_exit code = CLI_RIGHT;
     for (int t = 0; t < n_threads && !code; t++) {
         attn_context *context;
-        code = cli_context_create(&context, threads->count ? (int)threads->value[t] : 0, error);
+        code = cli_context_create(&context, device, threads->count ? (int)threads->value[t] : 0, error);
         if (code) {
             return code;
         }
         for (int p = 0; p < sweep->count && !code; p++) {
             for (int n = 0; n < n_names && !code; n++) {
-                code = plan_one(report, context, &sweep->problems[p], names->count ? names->value[n] : NULL, alone,
+                const attn_hints hints = cli_common_hints(&given->common, names->count ? names->value[n] : NULL);
+                code = plan_one(report, context, &sweep->problems[p], &hints, alone,
                                 (cli_format)given->common.format.value, error);
             }
         }
         attn_context_destroy(context);
     }
     return code ? code : cli_report_print(report, error);
+}
+
+/* --gpu NAME is the device "gpu:NAME". */
+static cli_exit take_gpu(plan_options *given, char *device, size_t size, cli_error *error) {
+    if (!given->gpu) {
+        return CLI_RIGHT;
+    }
+    if (given->common.device) {
+        return cli_fail(error, CLI_USAGE, "--gpu: contradicts --device %s", given->common.device);
+    }
+    snprintf(device, size, "gpu:%s", given->gpu);
+    given->common.device = device;
+    return CLI_RIGHT;
 }
 
 cli_exit cli_plan(int argc, char **argv, cli_error *error) {
@@ -132,13 +144,12 @@ cli_exit cli_plan(int argc, char **argv, cli_error *error) {
         return CLI_RIGHT;
     }
     code = code ? code : cli_shape_take_operand(&given.shape, operand, error);
-    if (!code && given.gpu) {
-        code = cli_fail(error, CLI_UNRUN, "--gpu: this build plans for the CPU only, not for '%s'", given.gpu);
-    }
+    char device[64];
+    code = code ? code : take_gpu(&given, device, sizeof device, error);
     code = code ? code : cli_common_check(&given.common, error);
     code = code ? code : cli_report_create(&report, (cli_format)given.common.format.value, "plan", error);
     code = code ? code : cli_sweep_make(&sweep, &given.shape, &given.features, &defaults, error);
-    code = code ? code : plan_all(report, &given, &sweep, error);
+    code = code ? code : plan_all(report, &given, &sweep, given.common.device, error);
     cli_sweep_release(&sweep);
     cli_report_destroy(report);
     return code;

@@ -287,8 +287,9 @@ static cli_exit report(job *j, cli_error *error) {
 
 static cli_exit work(job *j, cli_error *error) {
     attn_plan_info info;
-    const cli_words *implementation = &j->common.implementation;
     cli_exit code = check_options(j, error);
+    const cli_words *implementation = &j->common.implementation;
+    const attn_hints hints = cli_common_hints(&j->common, implementation->count ? implementation->value[0] : NULL);
     code = code ? code : cli_report_create(&j->report, (cli_format)j->common.format.value, "run", error);
     if (!code) {
         code = j->from_files
@@ -306,10 +307,9 @@ static cli_exit work(job *j, cli_error *error) {
         j->at.present[s] = j->at.present[s] && (!any || j->targets.file[s]);
     }
     code = code ? code
-                : cli_context_create(&j->context, j->common.threads.count ? (int)j->common.threads.value[0] : 0, error);
-    code = code ? code
-                : cli_runner_create(&j->runner, j->context, &j->at.problem,
-                                    implementation->count ? implementation->value[0] : NULL, error);
+                : cli_context_create(&j->context, j->common.device,
+                                     j->common.threads.count ? (int)j->common.threads.value[0] : 0, error);
+    code = code ? code : cli_runner_create(&j->runner, j->context, &j->at.problem, &hints, error);
     code = code ? code : cli_outputs_open(&j->outputs, error);
     code = code ? code : cli_runner_info(&j->runner, &info, error);
     if (!code) {

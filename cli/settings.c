@@ -17,7 +17,13 @@ const cli_option cli_common_options[] = {
     {"--native", CLI_FLAG, AT(common, native), "the same as --impl native: store the scores", NULL, 0, 0},
     {"--threads", CLI_INTEGERS, AT(common, threads), "N  threads; default: all cores, or OMP_NUM_THREADS", NULL, 1,
      4096},
-    {"--device", CLI_WORD, AT(common, device), "NAME  cpu, the only one in this build", NULL, 0, 0},
+    {"--device", CLI_WORD, AT(common, device), "NAME  cpu, or an NVIDIA GPU: cuda, cuda:1 ...", NULL, 0, 0},
+    {"--tile-q", CLI_INTEGER, AT(common, tile_q), "N  query rows of a block or tile; default: chosen", NULL, 1,
+     CLI_TOKENS_MAX},
+    {"--tile-kv", CLI_INTEGER, AT(common, tile_kv), "N  keys of a block or tile", NULL, 1, CLI_TOKENS_MAX},
+    {"--splits", CLI_INTEGER, AT(common, splits), "N  parts of the keys", NULL, 1, CLI_TOKENS_MAX},
+    {"--stages", CLI_INTEGER, AT(common, stages), "N  key tiles in flight on a GPU", NULL, 1, CLI_TOKENS_MAX},
+    {"--tensor-cores", CLI_CHOICE, AT(common, tensor_cores), "on|off  of a GPU; default: chosen", "on|off", 0, 0},
     {"--format", CLI_CHOICE, AT(common, format), "text|csv|json  form of the results", CLI_FORMATS, 0, 0},
 };
 const int cli_common_count = sizeof cli_common_options / sizeof cli_common_options[0];
@@ -40,6 +46,9 @@ const cli_option cli_feature_options[] = {
      0, 0},
     {"--mask", CLI_WORD, AT(features, mask), "FILE|random  bool or u8, true is visible, shaped as a bias", NULL, 0, 0},
     {"--sink", CLI_WORD, AT(features, sink), "FILE|random  learned sinks [H]", NULL, 0, 0},
+    {"--tf32", CLI_FLAG, AT(features, tf32), "f32 products may round their factors to tf32 (GPU)", NULL, 0, 0},
+    {"--deterministic", CLI_FLAG, AT(features, deterministic), "backward gives the same bits on every run (GPU)", NULL,
+     0, 0},
 };
 const int cli_feature_count = sizeof cli_feature_options / sizeof cli_feature_options[0];
 
@@ -67,18 +76,38 @@ attn_dtype cli_dtype_of(const char *name) {
     return types[cli_choice_index(CLI_DTYPES, name)];
 }
 
+bool cli_common_on_gpu(const cli_common *common) {
+    return common->device && strcmp(common->device, "cpu") != 0;
+}
+
+attn_hints cli_common_hints(const cli_common *common, const char *implementation) {
+    attn_hints hints;
+    memset(&hints, 0, sizeof hints);
+    hints.struct_size = sizeof hints;
+    hints.implementation = implementation;
+    hints.block_q = common->tile_q.value;
+    hints.block_kv = common->tile_kv.value;
+    hints.splits = common->splits.value;
+    hints.stages = common->stages.value;
+    if (common->tensor_cores.given) {
+        hints.tensor_cores = common->tensor_cores.value ? ATTN_TENSOR_CORES_OFF : ATTN_TENSOR_CORES_ON;
+    }
+    return hints;
+}
+
 cli_exit cli_common_check(cli_common *common, cli_error *error) {
-    if (common->device && strcmp(common->device, "cpu") != 0) {
-        return cli_fail(error, CLI_UNRUN, "--device: there is no device '%s' in this build, only cpu", common->device);
+    if (cli_common_on_gpu(common) && common->threads.count) {
+        return cli_fail(error, CLI_USAGE, "--threads: counts those of the CPU, the device is %s", common->device);
     }
     if (common->native) {
+        const char *native = cli_common_on_gpu(common) ? "cuda_native" : "native";
         for (int i = 0; i < common->implementation.count; i++) {
-            if (strcmp(common->implementation.value[i], "native") != 0) {
+            if (strcmp(common->implementation.value[i], native) != 0) {
                 return cli_fail(error, CLI_USAGE, "--native: contradicts --impl %s", common->implementation.value[i]);
             }
         }
         common->implementation.count = 1;
-        common->implementation.value[0] = "native";
+        common->implementation.value[0] = native;
     }
     return CLI_RIGHT;
 }
@@ -129,6 +158,8 @@ void cli_features_apply(const cli_features *features, bool causal, attn_problem 
     }
     problem->softcap = (float)features->softcap.value;
     problem->dropout = (float)features->dropout.value;
+    problem->flags |= features->tf32 ? ATTN_ALLOW_TF32 : 0;
+    problem->flags |= features->deterministic ? ATTN_DETERMINISTIC : 0;
 }
 
 /* Bias, mask, slopes and sinks of a problem whose data is made up. */
@@ -228,7 +259,8 @@ static cli_exit parse_text(cli_sweep *sweep, const cli_shape *shape, const cli_f
                        shape->dtype.count || shape->pass.count || shape->backward || shape->layout.given;
     const bool ruled = features->causal.given || features->corner.given || features->window.count ||
                        features->global.given || features->scale.given || features->softcap.given ||
-                       features->dropout.given || features->alibi || features->bias || features->mask || features->sink;
+                       features->dropout.given || features->alibi || features->bias || features->mask ||
+                       features->sink || features->tf32 || features->deterministic;
     if (sized || ruled) {
         return cli_fail(error, CLI_USAGE, "--problem: the text says everything, no other option may state %s",
                         sized ? "sizes or types" : "rules");

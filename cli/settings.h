@@ -14,6 +14,7 @@ typedef struct cli_common {
     cli_words implementation;
     bool native;
     cli_integers threads;
+    cli_integer tile_q, tile_kv, splits, stages, tensor_cores; /* tensor_cores: index into "on|off" */
 } cli_common;
 extern const cli_option cli_common_options[];
 extern const int cli_common_count;
@@ -27,6 +28,7 @@ typedef struct cli_features {
     cli_real scale, softcap, dropout;
     cli_integer seed;
     const char *alibi, *bias, *mask, *sink; /* a file, `random` or, for slopes, `auto` */
+    bool tf32, deterministic;
 } cli_features;
 extern const cli_option cli_feature_options[];
 extern const int cli_feature_count;
@@ -47,10 +49,14 @@ typedef enum cli_layout { CLI_BSHD, CLI_BHSD, CLI_THD } cli_layout;
 #define CLI_LAYOUTS "bshd|bhsd|thd"
 #define CLI_DTYPES  "f32|f16|bf16|f64"
 
-/* Contradictions inside one group; --native becomes the implementation `native`. */
+/* Contradictions inside one group; --native becomes the implementation `native`, on a GPU `cuda_native`. */
 cli_exit cli_common_check(cli_common *common, cli_error *error);
+/* What plans are asked for; implementation NULL: the best that accepts. */
+attn_hints cli_common_hints(const cli_common *common, const char *implementation);
+/* Is the device no CPU? */
+bool cli_common_on_gpu(const cli_common *common);
 cli_exit cli_features_check(const cli_features *features, cli_error *error);
-/* Band, scale, cap and dropout. Bias, mask, slopes and sinks are the caller's. */
+/* Band, scale, cap, dropout and flags. Bias, mask, slopes and sinks are the caller's. */
 void cli_features_apply(const cli_features *features, bool causal, attn_problem *problem);
 static inline uint64_t cli_features_seed(const cli_features *features) {
     return features->seed.given ? (uint64_t)features->seed.value : 1;

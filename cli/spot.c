@@ -62,7 +62,7 @@ static int64_t at_most(int64_t value, int64_t limit) {
 }
 
 /* Short sequences under the same rules. */
-static cli_exit judge_smaller(const attn_context *context, const cli_case *at, const char *implementation, int *wrong,
+static cli_exit judge_smaller(const cli_place *place, const cli_case *at, const attn_hints *hints, int *wrong,
                               cli_error *error) {
     const attn_problem *from = &at->problem;
     int64_t group = from->heads_kv ? from->heads_q / from->heads_kv : 1, heads_kv = at_most(from->heads_kv, 2);
@@ -71,7 +71,7 @@ static cli_exit judge_smaller(const attn_context *context, const cli_case *at, c
         attn_problem_dense(from->q.dtype, b, at_most(group, 8) * heads_kv, heads_kv, q, kv, from->dim_qk, from->dim_v);
     attn_dtype wide = from->q.dtype == ATTN_F64 ? ATTN_F64 : ATTN_F32;
     p.pass = from->pass;
-    p.flags = from->flags & ATTN_HAS_SCALE;
+    p.flags = from->flags & (ATTN_HAS_SCALE | ATTN_ALLOW_TF32 | ATTN_DETERMINISTIC);
     p.scale = from->scale;
     p.softcap = from->softcap;
     p.dropout = from->dropout;
@@ -89,18 +89,18 @@ static cli_exit judge_smaller(const attn_context *context, const cli_case *at, c
         code = cli_case_allocate(&small, error);
         code = code ? code : cli_case_random(&small, at->seed, error);
     }
-    code = code ? code : cli_runner_create(&runner, context, &p, implementation, error);
+    code = code ? code : cli_runner_create(&runner, place->context, &p, hints, error);
     if (!code) {
         cli_case_poison(&small);
         code = cli_runner_run_all(&runner, &small, error);
-        code = code ? code : judge_all(context, &small, wrong, error);
+        code = code ? code : judge_all(place->host, &small, wrong, error);
         cli_runner_release(&runner);
     }
     cli_case_release(&small);
     return code;
 }
 
-cli_exit cli_spot_check(const attn_context *context, const cli_case *at, const char *implementation, const char **how,
+cli_exit cli_spot_check(const cli_place *place, const cli_case *at, const attn_hints *hints, const char **how,
                         int *wrong, cli_error *error) {
     const attn_problem *p = &at->problem;
     double pairs = (double)p->batch * (double)p->heads_q * (double)p->tokens_q * (double)p->tokens_kv;
@@ -108,7 +108,7 @@ cli_exit cli_spot_check(const attn_context *context, const cli_case *at, const c
     *wrong = 0;
     if (flop <= WHOLE_FLOP) {
         *how = "whole";
-        return judge_all(context, at, wrong, error);
+        return judge_all(place->host, at, wrong, error);
     }
     bool dense = p->rows_q == ATTN_DENSE && p->rows_kv == ATTN_DENSE && !(p->flags & (ATTN_USED_Q | ATTN_USED_KV));
     bool from_the_end = p->band.corner == ATTN_BOTTOM_RIGHT || p->tokens_q == p->tokens_kv;
@@ -117,11 +117,11 @@ cli_exit cli_spot_check(const attn_context *context, const cli_case *at, const c
     cli_exit code = CLI_RIGHT;
     *how = !rows_alone ? "smaller" : p->pass == ATTN_BACKWARD ? "both" : "last rows";
     if (rows_alone) {
-        code = judge_last_rows(context, at, 0, 0, wrong, error);
-        code = code ? code : judge_last_rows(context, at, p->batch - 1, p->heads_q - 1, wrong, error);
+        code = judge_last_rows(place->host, at, 0, 0, wrong, error);
+        code = code ? code : judge_last_rows(place->host, at, p->batch - 1, p->heads_q - 1, wrong, error);
     }
     if (!code && (!rows_alone || p->pass == ATTN_BACKWARD)) {
-        code = judge_smaller(context, at, implementation, wrong, error);
+        code = judge_smaller(place, at, hints, wrong, error);
     }
     return code;
 }

@@ -11,7 +11,7 @@
  *   smaller    the same implementation on the same rules with short sequences (where rows cannot be judged alone)
  *   both       last rows, and dk and dv by a smaller problem (backward)
  * *wrong is the number of tensors out of bounds. */
-cli_exit cli_spot_check(const attn_context *context, const cli_case *at, const char *implementation, const char **how,
+cli_exit cli_spot_check(const cli_place *place, const cli_case *at, const attn_hints *hints, const char **how,
                         int *wrong, cli_error *error);
 
 #endif

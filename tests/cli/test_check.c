@@ -29,10 +29,11 @@ static void set_up(scene *s, void (*change)(cli_case *)) {
     attn_problem p = attn_problem_dense(ATTN_F16, 1, 2, 1, 6, 4, 8, 8);
     char text[512];
     cli_runner runner;
+    const attn_hints reference = {.struct_size = sizeof reference, .implementation = "reference"};
     memset(s, 0, sizeof *s);
     p.band = (attn_band){.kind = ATTN_CAUSAL};
     p.pass = ATTN_BACKWARD;
-    assert_int_equal(cli_context_create(&s->context, 1, &error), CLI_RIGHT);
+    assert_int_equal(cli_context_create(&s->context, NULL, 1, &error), CLI_RIGHT);
     assert_int_equal(cli_problem_settle(&p, text, sizeof text, &error), CLI_RIGHT);
     cli_case_shape(&s->at, &p);
     assert_int_equal(cli_case_allocate(&s->at, &error), CLI_RIGHT);
@@ -40,7 +41,7 @@ static void set_up(scene *s, void (*change)(cli_case *)) {
     change(&s->at);
     assert_int_equal(cli_judge_create(&s->judge, s->context, &s->at, &error), CLI_RIGHT);
     assert_int_equal(cli_case_share(&s->tested, &s->at, &error), CLI_RIGHT);
-    assert_int_equal(cli_runner_create(&runner, s->context, &p, "reference", &error), CLI_RIGHT);
+    assert_int_equal(cli_runner_create(&runner, s->context, &p, &reference, &error), CLI_RIGHT);
     assert_int_equal(cli_runner_run_all(&runner, &s->tested, &error), CLI_RIGHT);
     cli_runner_release(&runner);
 }
@@ -189,8 +190,8 @@ static void what_is_never_written_is_seen(void **state) {
 /* A problem too large for the reference: its last rows are judged, and for a backward pass short sequences too. */
 static void large_problems_are_judged_in_part(void **state) {
     (void)state;
-    attn_context *context;
-    assert_int_equal(cli_context_create(&context, 1, &error), CLI_RIGHT);
+    cli_place place;
+    assert_int_equal(cli_place_open(&place, NULL, 1, &error), CLI_RIGHT);
     for (int pass = ATTN_FORWARD; pass <= ATTN_BACKWARD; pass++) {
         attn_problem p = attn_problem_dense(ATTN_F32, 1, 2, 2, 700, 1100, 64, 64);
         char text[512];
@@ -204,19 +205,19 @@ static void large_problems_are_judged_in_part(void **state) {
         cli_case_shape(&at, &p);
         assert_int_equal(cli_case_allocate(&at, &error), CLI_RIGHT);
         assert_int_equal(cli_case_random(&at, 3, &error), CLI_RIGHT);
-        assert_int_equal(cli_runner_create(&runner, context, &p, NULL, &error), CLI_RIGHT);
+        assert_int_equal(cli_runner_create(&runner, place.context, &p, NULL, &error), CLI_RIGHT);
         assert_int_equal(cli_runner_run_all(&runner, &at, &error), CLI_RIGHT);
         cli_runner_release(&runner);
-        assert_int_equal(cli_spot_check(context, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
+        assert_int_equal(cli_spot_check(&place, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
         assert_int_equal(wrong, 0);
         assert_string_equal(how, pass == ATTN_BACKWARD ? "both" : "last rows");
         put(&at, pass == ATTN_BACKWARD ? CLI_SLOT_DQ : CLI_SLOT_O, 1, 699, 63, 3);
         put(&at, CLI_SLOT_LSE, 0, 692, 0, 3);
-        assert_int_equal(cli_spot_check(context, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
+        assert_int_equal(cli_spot_check(&place, &at, NULL, &how, &wrong, &error), CLI_RIGHT);
         assert_int_equal(wrong, 2);
         cli_case_release(&at);
     }
-    attn_context_destroy(context);
+    cli_place_close(&place);
 }
 
 static void usual_slopes(void **state) {
