@@ -1,5 +1,5 @@
 # make install: header, both libraries, command, man page, pkg-config file and CMake package.
-install(FILES include/attn/attn.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/attn)
+install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 install(TARGETS attn EXPORT attn-shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS attn_static EXPORT attn-static ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(EXISTS ${PROJECT_SOURCE_DIR}/man/attn.1)

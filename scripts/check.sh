@@ -82,18 +82,23 @@ check_neon() {
 
 # The public header alone, first and only include, under every warning.
 check_header() {
-    local folder=$build/checks/header
+    local folder=$build/checks/header header file
     mkdir -p "$folder"
     printf '#include "attn/attn.h"\nint main(void) { return attn_problem_init().batch != 0; }\n' >"$folder/alone.c"
-    cp "$folder/alone.c" "$folder/alone.cc"
+    for header in include/attn/attn_*.h; do # the others, each the first include of a file of its own
+        printf '#include "attn/%s"\nint main(void) { return 0; }\n' "${header##*/}" >"$folder/alone_${header##*/}.c"
+    done
+    for file in "$folder"/alone*.c; do
+        cp "$file" "${file%.c}.cc"
+    done
     local strict="-Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wundef -Wcast-align -Iinclude -fsyntax-only"
-    gcc -std=c11 $strict -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat "$folder/alone.c"
+    gcc -std=c11 $strict -Wstrict-prototypes -Wmissing-prototypes -Wc++-compat "$folder"/alone*.c
     if command -v g++ >/dev/null; then
-        g++ -std=c++17 $strict -Wold-style-cast "$folder/alone.cc"
+        g++ -std=c++17 $strict -Wold-style-cast "$folder"/alone*.cc
     fi
     if command -v clang >/dev/null; then
-        clang -std=c11 -Weverything -Wno-padded -Wno-declaration-after-statement -Wno-reserved-macro-identifier $strict "$folder/alone.c"
-        clang++ -std=c++17 -Weverything -Wno-padded -Wno-c++98-compat-pedantic -Wno-reserved-macro-identifier $strict "$folder/alone.cc"
+        clang -std=c11 -Weverything -Wno-padded -Wno-declaration-after-statement -Wno-reserved-macro-identifier $strict "$folder"/alone*.c
+        clang++ -std=c++17 -Weverything -Wno-padded -Wno-c++98-compat-pedantic -Wno-reserved-macro-identifier $strict "$folder"/alone*.cc
     fi
     echo "header: C11 and C++17"
 }
@@ -127,7 +132,7 @@ check_includes() {
             done < <(sed -n 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*"\([^"]*\)".*/\1/p' "$file")
         done < <(sources "$1/*.c" "$1/*.h")
     }
-    local public='attn/attn\.h' core='(base|problem|plan)/[a-z_]*\.h|backend\.h'
+    local public='attn/attn(_[a-z]*)?\.h' core='(base|problem|plan)/[a-z_]*\.h|backend\.h'
     law include "$public"
     law src/base "$public|base/.*"
     law src/problem "$public|base/.*|problem/.*"

@@ -139,6 +139,7 @@ static attn_status fill(attn__cuda *cuda, const attn__cuda_settings *settings, a
         snprintf(cuda->name, sizeof cuda->name, "cuda:%lld", (long long)ordinal);
         status = open_device(cuda, ordinal, settings, error);
     }
+    snprintf(cuda->folder, sizeof cuda->folder, "%s", settings->cache);
     status = status ? status : lower(cuda, settings, error);
     if (!status && cuda->compiles) {
         attn__nvrtc_open(&cuda->nvrtc, settings->nvrtc, settings->cuda_home, settings->python);

@@ -47,6 +47,7 @@ struct attn__cuda {
     CUdevice device;
     CUcontext handle;
     attn__nvrtc nvrtc;
+    char folder[1024]; /* of kernels on disk; "": none */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     attn__cuda_kernel *kernels;

@@ -37,6 +37,7 @@ static bool adopt(attn__nvrtc *nvrtc, void *library) {
         snprintf(nvrtc->path, sizeof nvrtc->path, "%s", info.dli_fname);
         size = stat(info.dli_fname, &file) == 0 ? (long long)file.st_size : 0;
     }
+    snprintf(nvrtc->short_version, sizeof nvrtc->short_version, "%d.%d", nvrtc->major, nvrtc->minor);
     snprintf(nvrtc->version, sizeof nvrtc->version, "%d.%d.%lld", nvrtc->major, nvrtc->minor, size);
     nvrtc->library = library;
     nvrtc->why[0] = 0;

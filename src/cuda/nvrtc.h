@@ -29,7 +29,8 @@ typedef struct attn__nvrtc {
     void *library; /* NULL: none; `why` tells */
     int major, minor;
     char path[512];
-    char version[48]; /* "13.0.109338064": with the file's size, which tells patches apart */
+    char short_version[16]; /* "13.0" */
+    char version[48];       /* "13.0.109338064": with the file's size, which tells patches apart */
     char why[160];
 #define ATTN__MEMBER(name, symbol, parameters) int(*name) parameters;
     ATTN__NVRTC_LIST(ATTN__MEMBER)
