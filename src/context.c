@@ -164,16 +164,15 @@ static void cache_folder(const attn_config *config, char *folder, size_t size) {
 
 static attn_status resolve_gpu(attn_context *context, const char *arch, const char *arch_field, attn_error *error) {
     attn_config *own = &context->config;
-    char folder[1024];
-    cache_folder(own, folder, sizeof folder);
     attn__cuda_settings settings = {
         .device = own->device,
         .arch = arch,
         .arch_field = arch_field,
         .driver = getenv("ATTN_LIBCUDA"),
         .nvrtc = own->nvrtc ? own->nvrtc : getenv("ATTN_NVRTC"),
-        .cache = folder,
+        .cache = context->cache,
         .kernels = own->kernels ? own->kernels : getenv("ATTN_KERNELS"),
+        .kernels_field = own->kernels ? "kernels" : "ATTN_KERNELS",
         .cuda_home = getenv("CUDA_HOME"),
         .python = getenv("VIRTUAL_ENV"),
         .compile = own->options & ATTN_COMPILE,
@@ -199,6 +198,7 @@ static attn_status resolve(attn_context *context, const attn_config *config, att
     attn_config *own = &context->config;
     const char *arch_field, *arch = take_arch(own, &arch_field);
     own->device = own->device ? own->device : "cpu";
+    cache_folder(own, context->cache, sizeof context->cache);
     if (own->options & ~(uint32_t)ATTN_COMPILE) {
         return attn__fail(error, ATTN_ERR_INVALID, "options", "is 0x%x, the only known option is ATTN_COMPILE",
                           (unsigned)own->options);

@@ -27,6 +27,7 @@ struct attn_context {
     attn__machine machine;   /* threads resolved, isa lowered to what the limit allows */
     const attn__impl *limit; /* none better in the list is used; NULL: no limit */
     uint32_t topics;         /* 0 without a log */
+    char cache[1024];        /* folder of compiled kernels; "": none */
     struct attn__cuda *cuda; /* "cuda" and "gpu:..." contexts; NULL on the CPU */
     const attn__gpu *gpu;    /* its facts; NULL on the CPU */
 };

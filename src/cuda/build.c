@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Kernels of a plan: found in the context's memory, else loaded or compiled once, whatever the number of threads that
  * ask for them. */
+#define _POSIX_C_SOURCE 200809L
 #include <string.h>
+#include <time.h>
 
 #include "base/error.h"
 #include "cuda/device.h"
@@ -36,18 +38,34 @@ static void unlink_entry(attn__cuda *cuda, const attn__cuda_kernel *entry) {
     *at = entry->next;
 }
 
-static attn_status make(attn__cuda *cuda, attn__cuda_kernel *entry, attn_error *error) {
-    attn_status status = attn__cuda_code(cuda, &entry->kernel, &entry->code, error);
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static attn_status make(const attn_plan *plan, attn__cuda_kernel *entry, attn_error *error) {
+    attn__cuda *cuda = plan->context->cuda;
+    const char *origin = "";
+    bool timed = attn__context_logs(plan->context, ATTN__TOPIC_JIT);
+    double start = timed ? now() : 0;
+    attn_status status = attn__cuda_code(cuda, &entry->kernel, &entry->code, &origin, error);
     if (!status && cuda->opened) {
         status = attn__cuda_load(cuda, entry, error);
     }
     attn__context_release(cuda->context, entry->code.data);
     entry->code.data = NULL;
+    if (timed) {
+        attn__context_log(plan->context, ATTN__TOPIC_JIT, &plan->problem, "%s,%s,%.6f", entry->kernel.name,
+                          status ? attn_status_name(status) : origin, now() - start);
+    }
     return status;
 }
 
 /* Makes a kernel that nobody else is at; called and left under the lock. */
-static attn_status make_new(attn__cuda *cuda, const attn__kernel *kernel, attn__cuda_kernel **out, attn_error *error) {
+static attn_status make_new(const attn_plan *plan, const attn__kernel *kernel, attn__cuda_kernel **out,
+                            attn_error *error) {
+    attn__cuda *cuda = plan->context->cuda;
     attn__cuda_kernel *entry = attn__context_allocate(cuda->context, sizeof *entry);
     if (!entry) {
         return attn__fail(error, ATTN_ERR_MEMORY, "kernel", "%zu bytes could not be allocated", sizeof *entry);
@@ -57,7 +75,7 @@ static attn_status make_new(attn__cuda *cuda, const attn__kernel *kernel, attn__
     entry->next = cuda->kernels;
     cuda->kernels = entry;
     pthread_mutex_unlock(&cuda->lock);
-    attn_status status = make(cuda, entry, error);
+    attn_status status = make(plan, entry, error);
     pthread_mutex_lock(&cuda->lock);
     entry->ready = true;
     if (status) { /* those who wait for it try by themselves, and get an error of their own */
@@ -70,7 +88,8 @@ static attn_status make_new(attn__cuda *cuda, const attn__kernel *kernel, attn__
     return status;
 }
 
-static attn_status take(attn__cuda *cuda, const attn__kernel *kernel, attn__cuda_kernel **out, attn_error *error) {
+static attn_status take(const attn_plan *plan, const attn__kernel *kernel, attn__cuda_kernel **out, attn_error *error) {
+    attn__cuda *cuda = plan->context->cuda;
     attn_status status = ATTN_OK;
     pthread_mutex_lock(&cuda->lock);
     attn__cuda_kernel *entry = find(cuda, kernel);
@@ -79,7 +98,7 @@ static attn_status take(attn__cuda *cuda, const attn__kernel *kernel, attn__cuda
         entry = find(cuda, kernel);
     }
     if (!entry) {
-        status = make_new(cuda, kernel, &entry, error);
+        status = make_new(plan, kernel, &entry, error);
     }
     pthread_mutex_unlock(&cuda->lock);
     *out = entry;
@@ -105,7 +124,7 @@ attn_status attn__cuda_build(attn_plan *plan, attn_error *error) {
     attn__params_of_problem(plan, &built->params, &built->aligned);
     for (int n = 0; n < choice->n_kernels; n++) {
         attn__cuda_kernel *entry;
-        attn_status status = take(cuda, &choice->kernels[n], &entry, error);
+        attn_status status = take(plan, &choice->kernels[n], &entry, error);
         if (status) {
             attn__context_release(plan->context, built);
             return status;

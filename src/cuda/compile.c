@@ -13,6 +13,10 @@
 
 enum { NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION = 6, MOST_SOURCES = 64 };
 
+/* The assembler is asked to tell registers and spills. */
+static const char *const flags[] = {"-default-device", "-std=c++17", "--ptxas-options=-v"};
+const char attn__cuda_flags[] = "-default-device -std=c++17 --ptxas-options=-v";
+
 /* sm_90's warp-group instructions exist in its own dialect alone. */
 void attn__cuda_target(const attn__cuda *cuda, char target[16]) {
     int arch = cuda->gpu.arch;
@@ -20,7 +24,7 @@ void attn__cuda_target(const attn__cuda *cuda, char target[16]) {
              arch == 90 && !attn__cuda_ptx(cuda) ? "a" : "");
 }
 
-static void constants_text(const attn__kernel *kernel, attn__text *text) {
+void attn__cuda_source(const attn__kernel *kernel, attn__text *text) {
     for (int n = 0; n < kernel->n_constants; n++) {
         attn__text_add(text, "#define %s %" PRId64 "\n", kernel->constants[n].name, kernel->constants[n].value);
     }
@@ -92,7 +96,7 @@ static attn_status compile_program(const attn__cuda *cuda, nvrtcProgram program,
     char target[16], architecture[48], complaint[120] = "";
     attn__cuda_target(cuda, target);
     snprintf(architecture, sizeof architecture, "--gpu-architecture=%s", target);
-    const char *options[] = {architecture, "-default-device", "-std=c++17", "--ptxas-options=-v"};
+    const char *options[] = {architecture, flags[0], flags[1], flags[2]};
     int result = cuda->nvrtc.CompileProgram(program, sizeof options / sizeof options[0], options);
     char *log = copy_log(cuda, program);
     if (result == 0) {
@@ -125,7 +129,7 @@ attn_status attn__cuda_compile(attn__cuda *cuda, const attn__kernel *kernel, att
                           "pip install nvidia-cuda-nvrtc in a virtual environment",
                           cuda->nvrtc.why);
     }
-    constants_text(kernel, &text);
+    attn__cuda_source(kernel, &text);
     if (text.length >= sizeof source || attn__sources_count > MOST_SOURCES ||
         kernel->n_constants > ATTN__MAX_CONSTANTS) {
         return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%s has too many constants or sources", kernel->name);

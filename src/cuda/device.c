@@ -141,6 +141,9 @@ static attn_status fill(attn__cuda *cuda, const attn__cuda_settings *settings, a
     }
     snprintf(cuda->folder, sizeof cuda->folder, "%s", settings->cache);
     status = status ? status : lower(cuda, settings, error);
+    if (!status && cuda->compiles && settings->kernels && *settings->kernels) {
+        status = attn__cuda_open_pack(cuda, settings->kernels, settings->kernels_field, error);
+    }
     if (!status && cuda->compiles) {
         attn__nvrtc_open(&cuda->nvrtc, settings->nvrtc, settings->cuda_home, settings->python);
     }
@@ -197,6 +200,7 @@ void attn__cuda_close(attn__cuda *cuda, const attn_context *context) {
     if (cuda->retained) {
         cuda->driver.DevicePrimaryCtxRelease(cuda->device);
     }
+    attn__context_release(context, cuda->pack);
     attn__driver_close(&cuda->driver);
     attn__nvrtc_close(&cuda->nvrtc);
     pthread_cond_destroy(&cuda->changed);

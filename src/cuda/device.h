@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "base/text.h"
 #include "context.h"
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
@@ -48,6 +49,8 @@ struct attn__cuda {
     CUcontext handle;
     attn__nvrtc nvrtc;
     char folder[1024]; /* of kernels on disk; "": none */
+    char *pack;        /* records of the file that the context was given; NULL: none */
+    size_t pack_size;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     attn__cuda_kernel *kernels;
@@ -67,11 +70,17 @@ void attn__cuda_leave(const attn__cuda *cuda, bool pushed);
 
 /* "sm_90a", "compute_80": what code is compiled for. */
 void attn__cuda_target(const attn__cuda *cuda, char target[16]);
+/* What is compiled, the embedded sources aside, and with which flags. */
+void attn__cuda_source(const attn__kernel *kernel, attn__text *text);
+extern const char attn__cuda_flags[];
 /* Compiles one kernel with NVRTC (compile.c). code->data is the caller's to release. */
 attn_status attn__cuda_compile(attn__cuda *cuda, const attn__kernel *kernel, attn__code *code, attn_error *error);
 
-/* The kernel's code, from wherever it is cheapest: packed, kept on disk, compiled (cache.c). */
-attn_status attn__cuda_code(attn__cuda *cuda, const attn__kernel *kernel, attn__code *code, attn_error *error);
+/* The kernel's code, from wherever it is cheapest (cache.c). *origin tells in a word: "pack", "disk", "compiled". */
+attn_status attn__cuda_code(attn__cuda *cuda, const attn__kernel *kernel, attn__code *code, const char **origin,
+                            attn_error *error);
+/* Reads the file of packed kernels that a context was given. */
+attn_status attn__cuda_open_pack(attn__cuda *cuda, const char *path, const char *field, attn_error *error);
 
 /* Loads code into the device's context and prepares the kernel's shared memory (module.c). */
 attn_status attn__cuda_load(attn__cuda *cuda, attn__cuda_kernel *entry, attn_error *error);

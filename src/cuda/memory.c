@@ -50,7 +50,8 @@ static void fill_info(const attn_context *context, attn_device_info *info) {
     bool pushed;
     size_t available = 0, total = 0;
     info->device = context->config.device;
-    info->name = info->nvrtc = info->nvrtc_path = info->nvrtc_missing = info->cache = "";
+    info->name = info->nvrtc = info->nvrtc_path = info->nvrtc_missing = "";
+    info->cache = context->cache;
     if (!context->cuda) {
         return;
     }
@@ -63,7 +64,6 @@ static void fill_info(const attn_context *context, attn_device_info *info) {
     info->nvrtc = context->cuda->nvrtc.short_version;
     info->nvrtc_path = context->cuda->nvrtc.path;
     info->nvrtc_missing = context->cuda->nvrtc.why;
-    info->cache = context->cuda->folder;
     if (context->cuda->opened && enter(context, &cuda, &pushed, NULL) == ATTN_OK) {
         if (cuda->driver.MemGetInfo(&available, &total) == CUDA_SUCCESS) {
             info->memory_free = available;

@@ -12,16 +12,17 @@ typedef struct attn__cuda attn__cuda;
 
 /* Configuration and environment, resolved; strings are read during the call only. */
 typedef struct attn__cuda_settings {
-    const char *device;     /* "cuda", "cuda:N", "gpu:NAME" */
-    const char *arch;       /* "sm_80": older code than the device's; NULL: its own */
-    const char *arch_field; /* "max_isa" or the variable it came from, for errors */
-    const char *driver;     /* path of libcuda; NULL: by its soname */
-    const char *nvrtc;      /* path of libnvrtc; NULL: sought; "": none */
-    const char *cache;      /* folder; "": none */
-    const char *kernels;    /* file of packed kernels; NULL: none */
-    const char *cuda_home;  /* CUDA_HOME; may be NULL */
-    const char *python;     /* VIRTUAL_ENV; may be NULL */
-    bool compile;           /* ATTN_COMPILE */
+    const char *device;        /* "cuda", "cuda:N", "gpu:NAME" */
+    const char *arch;          /* "sm_80": older code than the device's; NULL: its own */
+    const char *arch_field;    /* "max_isa" or the variable it came from, for errors */
+    const char *driver;        /* path of libcuda; NULL: by its soname */
+    const char *nvrtc;         /* path of libnvrtc; NULL: sought; "": none */
+    const char *cache;         /* folder; "": none */
+    const char *kernels;       /* file of packed kernels; NULL: none */
+    const char *kernels_field; /* "kernels" or the variable it came from, for errors */
+    const char *cuda_home;     /* CUDA_HOME; may be NULL */
+    const char *python;        /* VIRTUAL_ENV; may be NULL */
+    bool compile;              /* ATTN_COMPILE */
 } attn__cuda_settings;
 
 /* Opens a device for a context, whose allocator is used. The context may move until attn__cuda_own. */
