@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attn bench: every problem of a sweep is checked, warmed up and timed; its rate stands beside the ceiling that its
  * instructions have on this machine, measured in the same run. With one query a head (decode) what counts is how fast
- * K and V are read: each timed run is followed by a plain read of the same buffers. */
+ * K and V are read: each timed run is followed by a plain read of the same buffers. On a GPU the ceiling is the rate
+ * that the plan assumes of the units it multiplies on. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ceilings.h"
+#include "gpu_times.h"
 #include "settings.h"
 #include "spot.h"
 #include "verbs.h"
@@ -84,9 +86,10 @@ static int by_size(const void *a, const void *b) {
 
 #define RUNS_MAX 100000
 typedef struct times {
-    double *of_run, *of_read; /* sorted once taken */
+    double *of_run, *beside; /* sorted once taken; beside: plain reads of K and V, on a GPU the host's calls */
     int count;
     double kv_bytes; /* 0: no reads */
+    bool on_gpu;
 } times;
 
 static double bytes_of(const cli_view *view) {
@@ -102,22 +105,50 @@ static void read_kv(const cli_case *at, int threads, double *seconds) {
     }
 }
 
+/* How long a problem is measured. Long runs are few: three times the budget (at least 6 s) is enough unless --runs
+ * insists. */
+typedef struct effort {
+    int least;
+    double budget, patience;
+} effort;
+
+static effort effort_of(const bench_options *g) {
+    effort e = {g->runs.given ? (int)g->runs.value : 7, g->seconds.given ? g->seconds.value : 0.3, INFINITY};
+    if (!g->runs.given) {
+        e.patience = 3 * e.budget > 6 ? 3 * e.budget : 6;
+    }
+    return e;
+}
+
+static cli_exit measure_on_gpu(const bench *b, const cli_runner *runner, const cli_case *at, times *t,
+                               cli_error *error) {
+    const effort e = effort_of(b->given);
+    cli_gpu_times of_gpu = {t->of_run, t->beside, 0, RUNS_MAX};
+    cli_exit code = cli_gpu_measure(runner, at, e.least, e.budget, e.patience, &of_gpu, error);
+    t->count = of_gpu.count;
+    qsort(t->of_run, (size_t)t->count, sizeof *t->of_run, by_size);
+    qsort(t->beside, (size_t)t->count, sizeof *t->beside, by_size);
+    return code;
+}
+
 static cli_exit measure(const bench *b, const cli_runner *runner, const cli_case *at, int threads, times *t,
                         cli_error *error) {
-    const bench_options *g = b->given;
-    int least = g->runs.given ? (int)g->runs.value : 7;
-    double budget = g->seconds.given ? g->seconds.value : 0.3, begin = cli_now();
+    const effort e = effort_of(b->given);
+    const double budget = e.budget, patience = e.patience, begin = cli_now();
+    const int least = e.least;
     bool decode = at->problem.tokens_q == 1 && at->problem.pass == ATTN_FORWARD;
     t->kv_bytes = decode ? bytes_of(&at->view[CLI_SLOT_K]) + bytes_of(&at->view[CLI_SLOT_V]) : 0;
-    /* Long runs are few: three times the budget (at least 6 s) is enough unless --runs insists. */
-    double patience = g->runs.given ? INFINITY : 3 * budget > 6 ? 3 * budget : 6;
+    t->on_gpu = runner->device;
+    if (t->on_gpu) {
+        return measure_on_gpu(b, runner, at, t, error);
+    }
     for (t->count = 0; t->count < RUNS_MAX; t->count++) {
         double now = cli_now() - begin;
         if ((t->count >= least && now >= budget) || (t->count > 0 && now >= patience)) {
             break;
         }
         if (decode) {
-            read_kv(at, threads, &t->of_read[t->count]);
+            read_kv(at, threads, &t->beside[t->count]);
         }
         double start = cli_now();
         cli_exit code = cli_runner_run(runner, at, at->problem.pass, error);
@@ -127,8 +158,22 @@ static cli_exit measure(const bench *b, const cli_runner *runner, const cli_case
         }
     }
     qsort(t->of_run, (size_t)t->count, sizeof *t->of_run, by_size);
-    qsort(t->of_read, decode ? (size_t)t->count : 0, sizeof *t->of_read, by_size);
+    qsort(t->beside, decode ? (size_t)t->count : 0, sizeof *t->beside, by_size);
     return CLI_RIGHT;
+}
+
+/* Shares of what the plan assumes of the device, and what a call costs the host. */
+static void report_gpu_cells(cli_report *r, const attn_plan_info *info, const times *t, double median) {
+    cli_report_text(r, "ceiling", "assumed");
+    cli_report_real(r, "ceiling_gflops", info->peak_flops / 1e9, 4);
+    cli_report_real(r, "share_%", info->flop / median / info->peak_flops * 100, 3);
+    cli_report_real(r, "memory_share_%", info->bytes / median / info->peak_bytes * 100, 3);
+    if (t->kv_bytes > 0) {
+        cli_report_real(r, "kv_gbytes_s", t->kv_bytes / median / 1e9, 4);
+    } else {
+        cli_report_missing(r, "kv_gbytes_s");
+    }
+    cli_report_real(r, "host_us", t->beside[t->count / 2] * 1e6, 3);
 }
 
 static void report_row(bench *b, const cli_case *at, const attn_plan_info *info, const times *t, const char *checked,
@@ -136,7 +181,7 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
     cli_report *r = b->report;
     char text[2048];
     double median = t->of_run[t->count / 2], least = t->of_run[0], most = t->of_run[t->count - 1];
-    const cli_ceiling *ceiling = ceiling_for(info->implementation, at->problem.q.dtype);
+    const cli_ceiling *ceiling = t->on_gpu ? NULL : ceiling_for(info->implementation, at->problem.q.dtype);
     attn_problem_format(&at->problem, text, sizeof text);
     cli_report_row(r);
     cli_report_text(r, "problem", text);
@@ -150,6 +195,10 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
     cli_report_real(r, "spread_%", (most - least) / median * 100, 3);
     cli_report_real(r, "gflops", info->flop / median / 1e9, 4);
     cli_report_real(r, "gbytes_s", info->bytes / median / 1e9, 4);
+    if (t->on_gpu) {
+        report_gpu_cells(r, info, t, median);
+        return;
+    }
     if (ceiling) {
         double rate = ceiling_rate(b, ceiling, info->threads);
         cli_report_text(r, "ceiling", ceiling->name);
@@ -161,7 +210,7 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
         cli_report_missing(r, "share_%");
     }
     if (t->kv_bytes > 0) {
-        double read = t->of_read[t->count / 2];
+        double read = t->beside[t->count / 2];
         cli_report_real(r, "kv_gbytes_s", t->kv_bytes / median / 1e9, 4);
         cli_report_real(r, "read_gbytes_s", t->kv_bytes / read / 1e9, 4);
         cli_report_real(r, "read_share_%", read / median * 100, 3);
@@ -219,7 +268,7 @@ static cli_exit bench_problem(bench *b, const attn_problem *problem, cli_error *
         code = code ? code : cli_memory_take(&at.memory, &block[i], RUNS_MAX * sizeof(double), "the times", error);
     }
     t.of_run = block[0];
-    t.of_read = block[1];
+    t.beside = block[1];
     for (int n = 0; n < (names->count ? names->count : 1) && !code; n++) {
         for (int c = 0; c < (threads->count ? threads->count : 1) && !code; c++) {
             cli_place place;

@@ -39,6 +39,13 @@ void cli_place_close(cli_place *place) {
     memset(place, 0, sizeof *place);
 }
 
+cli_exit cli_device_query(const attn_context *context, attn_device_info *info, cli_error *error) {
+    attn_error cause;
+    memset(info, 0, sizeof *info);
+    info->struct_size = sizeof *info;
+    return attn_device_query(context, info, &cause) ? cli_fail_library(error, NULL, &cause) : CLI_RIGHT;
+}
+
 static cli_exit plan_pass(cli_runner *runner, const attn_context *context, const attn_problem *whole, attn_pass pass,
                           const attn_hints *hints, cli_error *error) {
     attn_problem problem = *whole;
@@ -56,16 +63,33 @@ static cli_exit plan_pass(cli_runner *runner, const attn_context *context, const
     return CLI_RIGHT;
 }
 
+static cli_exit take_workspace(cli_runner *runner, cli_error *error) {
+    attn_error cause;
+    if (!runner->device) {
+        return cli_memory_take(&runner->memory, &runner->workspace, (double)runner->workspace_size, "the workspace",
+                               error);
+    }
+    if (attn_memory_create(&runner->workspace, runner->device, runner->workspace_size, &cause)) {
+        return cli_fail_library(error, "the workspace", &cause);
+    }
+    return CLI_RIGHT;
+}
+
 cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, const attn_problem *problem,
                            const attn_hints *hints, cli_error *error) {
+    attn_device_info info;
     memset(runner, 0, sizeof *runner);
-    cli_exit code = plan_pass(runner, context, problem, ATTN_FORWARD, hints, error);
+    cli_exit code = cli_device_query(context, &info, error);
+    if (code) {
+        return code;
+    }
+    runner->device = info.arch ? context : NULL;
+    code = plan_pass(runner, context, problem, ATTN_FORWARD, hints, error);
     if (!code && problem->pass == ATTN_BACKWARD) {
         code = plan_pass(runner, context, problem, ATTN_BACKWARD, hints, error);
     }
     if (!code && runner->workspace_size) {
-        code = cli_memory_take(&runner->memory, &runner->workspace, (double)runner->workspace_size, "the workspace",
-                               error);
+        code = take_workspace(runner, error);
     }
     if (code) {
         cli_runner_release(runner);
@@ -75,7 +99,7 @@ cli_exit cli_runner_create(cli_runner *runner, const attn_context *context, cons
 
 cli_exit cli_runner_run(const cli_runner *runner, const cli_case *at, attn_pass pass, cli_error *error) {
     attn_error cause;
-    attn_args args = cli_case_args(at, pass);
+    attn_args args = runner->device ? cli_mirror_args(&runner->mirror, at, pass) : cli_case_args(at, pass);
     attn_status status =
         pass == ATTN_FORWARD
             ? attn_forward(runner->plan[pass], &args, runner->workspace, runner->workspace_size, NULL, &cause)
@@ -83,12 +107,17 @@ cli_exit cli_runner_run(const cli_runner *runner, const cli_case *at, attn_pass 
     return status ? cli_fail_library(error, pass == ATTN_BACKWARD ? "backward" : NULL, &cause) : CLI_RIGHT;
 }
 
-cli_exit cli_runner_run_all(const cli_runner *runner, const cli_case *at, cli_error *error) {
-    cli_exit code = cli_runner_run(runner, at, ATTN_FORWARD, error);
+cli_exit cli_runner_run_all(cli_runner *runner, const cli_case *at, cli_error *error) {
+    cli_exit code = CLI_RIGHT;
+    if (runner->device) {
+        cli_mirror_release(&runner->mirror);
+        code = cli_mirror_create(&runner->mirror, runner->device, at, error);
+    }
+    code = code ? code : cli_runner_run(runner, at, ATTN_FORWARD, error);
     if (!code && runner->plan[ATTN_BACKWARD]) {
         code = cli_runner_run(runner, at, ATTN_BACKWARD, error);
     }
-    return code;
+    return code || !runner->device ? code : cli_mirror_fetch(&runner->mirror, at, error);
 }
 
 cli_exit cli_runner_info(const cli_runner *runner, attn_plan_info *info, cli_error *error) {
@@ -104,6 +133,10 @@ void cli_runner_release(cli_runner *runner) {
         if (runner->plan[pass]) {
             attn_plan_destroy(runner->plan[pass]);
         }
+    }
+    if (runner->device) {
+        attn_memory_destroy(runner->device, runner->workspace);
+        cli_mirror_release(&runner->mirror);
     }
     cli_memory_release(&runner->memory);
     memset(runner, 0, sizeof *runner);

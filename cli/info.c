@@ -57,6 +57,52 @@ static void machine_head(cli_report *report) {
 #endif
 }
 
+static void compiler_rows(cli_report *report, const attn_device_info *info) {
+    char text[1200];
+    snprintf(text, sizeof text, "%s, %s", info->nvrtc, info->nvrtc_path);
+    row(report, "part", "nvrtc", info->nvrtc[0] != 0, info->nvrtc[0] ? text : info->nvrtc_missing);
+    row(report, "part", "kernel cache", info->cache[0] != 0, info->cache[0] ? info->cache : "none on disk");
+}
+
+static void gpu_rows(cli_report *report, const attn_device_info *gpu) {
+    char text[1200];
+    snprintf(text, sizeof text, "%s, sm_%d, %d processors, %.1f of %.1f GiB free", gpu->name, gpu->device_arch,
+             gpu->processors, (double)gpu->memory_free / 0x1p30, (double)gpu->memory_total / 0x1p30);
+    row(report, "device", gpu->device, true, text);
+    snprintf(text, sizeof text, "speaks CUDA %d.%d", gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+    row(report, "part", "driver", true, text);
+}
+
+/* A context that stands for a GPU and looks for the compiler and the cache all the same. */
+static cli_exit stand_in(attn_context **context, cli_error *error) {
+    attn_error cause;
+    const attn_config config = {.struct_size = sizeof config, .device = "gpu:h100", .options = ATTN_COMPILE};
+    return attn_context_create(context, &config, &cause) ? cli_fail_library(error, NULL, &cause) : CLI_RIGHT;
+}
+
+/* The CPU, and the GPU asked for. By default that is the first one, whose absence is no failure. */
+static cli_exit devices(cli_report *report, const char *device, cli_error *error) {
+    bool asked = device && strcmp(device, "cpu") != 0;
+    attn_device_info gpu;
+    attn_context *context = NULL;
+    row(report, "device", "cpu", true, "");
+    cli_exit code = cli_context_create(&context, asked ? device : "cuda", 0, error);
+    if (code && !asked) {
+        row(report, "device", "cuda", false, error->text);
+        memset(error, 0, sizeof *error);
+        code = stand_in(&context, error);
+    }
+    code = code ? code : cli_device_query(context, &gpu, error);
+    if (!code && gpu.driver_version) {
+        gpu_rows(report, &gpu);
+    }
+    if (!code) {
+        compiler_rows(report, &gpu);
+    }
+    attn_context_destroy(context);
+    return code;
+}
+
 static cli_exit describe(cli_report *report, const char *device, cli_error *error) {
     char text[64];
     int version = attn_version();
@@ -71,6 +117,9 @@ static cli_exit describe(cli_report *report, const char *device, cli_error *erro
     cli_report_head_integer(report, "threads", attn_context_threads(context));
     code = implementations(report, context, error);
     attn_context_destroy(context);
+    if (code) {
+        return code;
+    }
 #ifdef _OPENMP
     row(report, "part", "threads", true, "OpenMP");
 #else
@@ -79,8 +128,7 @@ static cli_exit describe(cli_report *report, const char *device, cli_error *erro
 #endif
     row(report, "part", "json", cli_json_available(),
         cli_json_available() ? "JSON output, .safetensors files" : CLI_JSON_MISSING);
-    row(report, "device", "cpu", true, "");
-    return code;
+    return code ? code : devices(report, device, error);
 }
 
 cli_exit cli_info(int argc, char **argv, cli_error *error) {
