@@ -253,6 +253,10 @@ static void c13(const char *implementation, attn_dtype dtype) {
     for (size_t n = 0; n < sizeof table / sizeof *table; n++) {
         trial *t = published_trial(dtype, 1, 1, 1, 5, 5, table[n].dim, table[n].dim_v);
         t->problem.band.kind = ATTN_CAUSAL;
+        if (machine_expected_refusal(implementation, &t->problem)) {
+            trial_destroy(t);
+            continue;
+        }
         published p = published_run(implementation, dtype, t);
         const published_sum sums[] = {
             {T_O, 0, table[n].o}, {T_DQ, 0, table[n].dq}, {T_DK, 0, table[n].dk}, {T_DV, 0, table[n].dv}};
@@ -289,8 +293,11 @@ static void c13_refused(const char *implementation, attn_dtype dtype) {
         assert_string_equal(create.field, query.field);
         assert_string_equal(create.message, query.message);
         if (field) {
+            char limit[24];
+            snprintf(limit, sizeof limit, "%lld",
+                     (long long)machine_widest(implementation, strcmp(field, "dim_v") == 0));
             assert_non_null(strstr(query.message, n == 2 ? "1024" : "577"));
-            assert_non_null(strstr(query.message, "576"));
+            assert_non_null(strstr(query.message, limit));
         }
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One planned pass with everything it needs, for tests that call the library again and again: inputs are shared,
- * outputs and workspace belong to whoever runs it. */
+ * outputs and workspace belong to whoever runs it. Memory is the device's if the implementation is. */
 #ifndef TESTS_STRESS_SHARED_H
 #define TESTS_STRESS_SHARED_H
 
@@ -10,12 +10,15 @@
 
 #include "attn/attn.h"
 #include "base/dtype.h"
+#include "support/device.h"
+#include "support/machine.h"
 #include "support/random.h"
 
 enum { JOB_Q, JOB_K, JOB_V, JOB_DOUT, JOB_O, JOB_LSE, JOB_DQ, JOB_DK, JOB_DV, JOB_TENSORS };
 
 typedef struct job {
     attn_plan *forward, *backward; /* backward NULL: not wanted */
+    bool device;
     size_t bytes[JOB_TENSORS];
     void *input[JOB_O];
 } job;
@@ -25,7 +28,34 @@ typedef struct job_room {
     void *output[JOB_TENSORS]; /* from JOB_O on */
     void *workspace;
     size_t workspace_size;
+    attn_stream stream;
 } job_room;
+
+static inline void *job_memory(bool device, size_t size) {
+    size_t whole = (size + ATTN_WORKSPACE_ALIGNMENT) / ATTN_WORKSPACE_ALIGNMENT * ATTN_WORKSPACE_ALIGNMENT;
+    return device ? device_allocate(whole) : aligned_alloc(ATTN_WORKSPACE_ALIGNMENT, whole);
+}
+
+static inline void job_free(bool device, void *memory) {
+    if (device) {
+        device_release(memory);
+    } else {
+        free(memory);
+    }
+}
+
+static inline void job_poison(bool device, void *memory, size_t size) {
+    if (device) {
+        device_fill(memory, 0xFF, size);
+    } else {
+        memset(memory, 0xFF, size);
+    }
+}
+
+/* Where a job of this implementation runs. */
+static inline bool job_on_device(const char *implementation) {
+    return machine_is_device(implementation) && !machine_rehearses();
+}
 
 /* A dense problem with causal band; false if it is refused or memory is out. */
 static inline bool job_create(job *j, const attn_context *context, const char *implementation, const attn_problem *like,
@@ -43,11 +73,19 @@ static inline bool job_create(job *j, const attn_context *context, const char *i
     };
     memset(j, 0, sizeof *j);
     memcpy(j->bytes, bytes, sizeof bytes);
+    j->device = job_on_device(implementation);
+    p.flags |= ATTN_DETERMINISTIC | machine_allowed(implementation, &p);
     rng r = rng_seed(seed);
     for (int n = 0; n < JOB_O; n++) {
-        j->input[n] = malloc(bytes[n] + 1);
-        for (size_t i = 0; j->input[n] && i < bytes[n] / size; i++) {
-            attn__store(p.q.dtype, j->input[n], (int64_t)i, rng_normal(&r));
+        void *values = malloc(bytes[n] + 1);
+        for (size_t i = 0; values && i < bytes[n] / size; i++) {
+            attn__store(p.q.dtype, values, (int64_t)i, rng_normal(&r));
+        }
+        j->input[n] = values;
+        if (j->device) {
+            j->input[n] = job_memory(true, bytes[n]);
+            device_upload(j->input[n], values, bytes[n]);
+            free(values);
         }
     }
     p.pass = ATTN_FORWARD;
@@ -62,7 +100,7 @@ static inline void job_destroy(job *j) {
     attn_plan_destroy(j->forward);
     attn_plan_destroy(j->backward);
     for (int n = 0; n < JOB_O; n++) {
-        free(j->input[n]);
+        job_free(j->device, j->input[n]);
     }
 }
 
@@ -71,46 +109,70 @@ static inline job_room job_room_create(const job *j) {
     size_t forward = attn_plan_workspace(j->forward), backward = attn_plan_workspace(j->backward);
     memset(&room, 0, sizeof room);
     room.workspace_size = forward > backward ? forward : backward;
-    room.workspace = aligned_alloc(ATTN_WORKSPACE_ALIGNMENT, (room.workspace_size + 64) / 64 * 64);
+    room.workspace = job_memory(j->device, room.workspace_size);
+    room.stream = j->device ? device_stream() : NULL;
     for (int n = JOB_O; n < JOB_TENSORS; n++) {
-        room.output[n] = malloc(j->bytes[n] + 1);
+        room.output[n] = job_memory(j->device, j->bytes[n]);
     }
     return room;
 }
 
-static inline void job_room_destroy(job_room *room) {
-    free(room->workspace);
+static inline void job_room_destroy(const job *j, job_room *room) {
+    job_free(j->device, room->workspace);
+    if (j->device) {
+        device_stream_end(room->stream);
+    }
     for (int n = JOB_O; n < JOB_TENSORS; n++) {
-        free(room->output[n]);
+        job_free(j->device, room->output[n]);
     }
 }
 
 /* Forward, then backward. Outputs and workspace are poisoned before. */
 static inline bool job_run(const job *j, job_room *room, attn_error *error) {
     attn_args args = attn_args_init();
-    memset(room->workspace, 0xFF, room->workspace_size);
+    job_poison(j->device, room->workspace, room->workspace_size);
     for (int n = JOB_O; n < JOB_TENSORS; n++) {
-        memset(room->output[n], 0xFF, j->bytes[n]);
+        job_poison(j->device, room->output[n], j->bytes[n]);
+    }
+    if (j->device) {
+        device_wait();
     }
     args.q = j->input[JOB_Q];
     args.k = j->input[JOB_K];
     args.v = j->input[JOB_V];
     args.o = room->output[JOB_O];
     args.lse = room->output[JOB_LSE];
-    if (attn_forward(j->forward, &args, room->workspace, attn_plan_workspace(j->forward), NULL, error) != ATTN_OK) {
+    if (attn_forward(j->forward, &args, room->workspace, attn_plan_workspace(j->forward), room->stream, error) !=
+        ATTN_OK) {
         return false;
     }
     args.dout = j->input[JOB_DOUT];
     args.dq = room->output[JOB_DQ];
     args.dk = room->output[JOB_DK];
     args.dv = room->output[JOB_DV];
-    return attn_backward(j->backward, &args, room->workspace, attn_plan_workspace(j->backward), NULL, error) == ATTN_OK;
+    attn_status status =
+        attn_backward(j->backward, &args, room->workspace, attn_plan_workspace(j->backward), room->stream, error);
+    if (j->device) {
+        device_wait();
+    }
+    return status == ATTN_OK;
 }
 
 static inline bool job_same(const job *j, const job_room *a, const job_room *b) {
     bool same = true;
-    for (int n = JOB_O; n < JOB_TENSORS; n++) {
-        same = same && !memcmp(a->output[n], b->output[n], j->bytes[n]);
+    for (int n = JOB_O; n < JOB_TENSORS && same; n++) {
+        void *x = a->output[n], *y = b->output[n];
+        if (j->device) {
+            x = malloc(j->bytes[n] + 1);
+            y = malloc(j->bytes[n] + 1);
+            device_download(x, a->output[n], j->bytes[n]);
+            device_download(y, b->output[n], j->bytes[n]);
+        }
+        same = x && y && !memcmp(x, y, j->bytes[n]);
+        if (j->device) {
+            free(x);
+            free(y);
+        }
     }
     return same;
 }

@@ -25,9 +25,9 @@ static void must(int status, const char *what) {
     }
 }
 
-/* The device's primary context, current from the first use on. */
+/* The device's primary context, current in each thread from its first use on. */
 static const driver *ready(void) {
-    static bool current;
+    static _Thread_local bool current;
     const driver *d = driver_open();
     if (!d) {
         fprintf(stderr, "no CUDA driver\n");
@@ -71,6 +71,16 @@ void device_fill(void *memory, unsigned char value, size_t size) {
 
 void device_wait(void) {
     must(ready()->context_wait(), "synchronisation");
+}
+
+attn_stream device_stream(void) {
+    void *stream;
+    must(ready()->stream_create(&stream, 0), "stream");
+    return stream;
+}
+
+void device_stream_end(attn_stream stream) {
+    must(stream ? ready()->stream_destroy(stream) : 0, "stream");
 }
 
 /* ---------------------------------------------------------------------------------------- twins */

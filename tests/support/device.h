@@ -17,6 +17,8 @@ void device_download(void *to, const void *from, size_t size);
 void device_fill(void *memory, unsigned char value, size_t size);
 /* Waits for all that was launched. */
 void device_wait(void);
+attn_stream device_stream(void);
+void device_stream_end(attn_stream stream);
 /* What is under way, for the message of a device that fails; the text is not copied. */
 void device_note(const char *text);
 

@@ -5,9 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_THREADS 16
-#define MOST_NAMES   16
-#define SKIPPED      77
+#include "support/driver.h"
+
+#define MOST_THREADS             16
+#define MOST_NAMES               16
+#define SKIPPED                  77
+#define COMPUTE_CAPABILITY_MAJOR 75 /* the driver's number of that attribute */
 
 static void release_contexts(void);
 static attn_context *contexts[MOST_THREADS + 1], *device;
@@ -151,21 +154,44 @@ uint32_t machine_allowed(const char *implementation, const attn_problem *problem
     return rounds ? ATTN_ALLOW_TF32 : 0;
 }
 
+/* Whose tensor cores take float16 alone. */
+static bool turing(void) {
+    const char *limit = getenv("ATTN_TEST_MAX_ISA"), *name = device_name(), *number = name ? strchr(name, ':') : NULL;
+    int gpu = 0, major = 8;
+    if (limit && *limit) {
+        return !strcmp(limit, "sm_75");
+    }
+    if (machine_rehearses()) {
+        return !strcmp(name, "gpu:t4") || !strcmp(name, "gpu:rtx8000");
+    }
+    const driver *d = driver_open();
+    return d && !d->device_get(&gpu, number ? atoi(number + 1) : 0) &&
+           !d->device_attribute(&major, COMPUTE_CAPABILITY_MAJOR, gpu) && major < 8;
+}
+
+int64_t machine_widest(const char *implementation, bool values) {
+    static const struct {
+        const char *name;
+        int64_t qk, v;
+    } widest[] = {
+        {"mma", 256, 256}, {"ffma", 576, 512}, {"native", INT64_MAX, INT64_MAX}, {"cuda_native", INT64_MAX, INT64_MAX}};
+    for (size_t n = 0; n < sizeof widest / sizeof *widest; n++) {
+        if (!strcmp(implementation, widest[n].name)) {
+            return values ? widest[n].v : widest[n].qk;
+        }
+    }
+    return 576; /* of the CPU's */
+}
+
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem) {
+    bool mma = !strcmp(implementation, "mma");
     if (!strcmp(implementation, "reference")) {
         return NULL;
     }
-    if (problem->q.dtype == ATTN_F64) {
+    if (problem->q.dtype == ATTN_F64 || (mma && problem->q.dtype != ATTN_F16 && turing())) {
         return "q.dtype";
     }
-    if (!strcmp(implementation, "native")) {
-        return NULL;
-    }
-    if (problem->dim_qk > 576) {
-        return "dim_qk";
-    }
-    if (problem->dim_v > 576) {
-        return "dim_v";
-    }
-    return NULL;
+    return problem->dim_qk > machine_widest(implementation, false) ? "dim_qk"
+           : problem->dim_v > machine_widest(implementation, true) ? "dim_v"
+                                                                   : NULL;
 }

@@ -39,5 +39,7 @@ uint32_t machine_allowed(const char *implementation, const attn_problem *problem
 /* The rule of refusals: the field that `implementation` must name if it has to refuse the problem (with the flags
  * above), or NULL if it has to accept it. */
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem);
+/* The widest head of q and k, or of v, that it takes. */
+int64_t machine_widest(const char *implementation, bool values);
 
 #endif
