@@ -16,11 +16,19 @@ demo: all
 
 # Everything, with sanitizers, fuzzing and analysis.
 test: setup all
-	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error
+	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error -LE gpu
 
 # The tests of this build alone.
 quick: setup all
-	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error -LE check
+	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error -LE 'check|gpu'
+
+# Parity, field cases and stress on this machine's GPU, by its own code and by that of older ones.
+test-gpu: all
+	@scripts/check.sh gpu || test $$? = 77
+
+# A sample of them under compute-sanitizer.
+sanitize-gpu: all
+	@scripts/check.sh gpu-sanitize || test $$? = 77
 
 setup:
 	@scripts/setup.sh test
@@ -39,5 +47,5 @@ format-check analyze asan ubsan tsan fuzz neon header symbols includes words doc
 clean:
 	@cmake -E rm -rf $(BUILD)
 
-.PHONY: all demo test quick setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
+.PHONY: all demo test quick test-gpu sanitize-gpu setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
         words docs package clean

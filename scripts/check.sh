@@ -34,7 +34,7 @@ variant() {
     shift 2
     configure_and_build "$folder" "$@"
     ATTN_TEST_INTENSITY=${ATTN_TEST_INTENSITY:-0} ctest --test-dir "$folder" -j"$jobs" --output-on-failure \
-        --no-tests=error -R "$tests" -LE 'check|no-sanitizer'
+        --no-tests=error -R "$tests" -LE 'check|no-sanitizer|gpu'
 }
 
 check_asan() {
@@ -69,6 +69,38 @@ check_fuzz() {
         grep number_of_executed_units "$folder/$name.log"
     done
     [ $found = 1 ] || skip "no fuzz target in this tree"
+}
+
+# The first program tells whether there is a GPU to run on.
+need_gpu() {
+    local answer status=0
+    answer=$(ATTN_TEST_DEVICE=cuda "$build/tests/gpu.test_dropout" 2>&1) || status=$?
+    [ $status != 77 ] || skip "$(grep -o 'skipped: .*' <<<"$answer" | sed 's/skipped: //')"
+}
+check_gpu() {
+    need_gpu
+    ctest --test-dir "$build" -j"$jobs" --output-on-failure --no-tests=error -L gpu
+}
+
+# Each tool over a sample of cases on every implementation. The sanitizers slow kernels down by 10 to 100, and what they
+# report counts even where results are right.
+check_gpu-sanitize() {
+    need compute-sanitizer
+    need_gpu
+    local tool log=$build/sanitizer.log failed=0
+    export ATTN_TEST_DEVICE=cuda ATTN_TEST_INTENSITY=${ATTN_TEST_INTENSITY:-0}
+    for tool in memcheck racecheck initcheck synccheck; do
+        for test in parity.test_list cases.test_c09_c10_layouts gpu.test_lengths; do
+            if ATTN_TEST_SHARD=0/2 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/tests/$test" >"$log" 2>&1; then
+                echo "$tool $test: $(grep 'ERROR SUMMARY' "$log" | sed 's/.*SUMMARY: //')"
+            else
+                failed=1
+                echo "$tool $test: failed"
+                grep -v '^\[' "$log" | head -n 60
+            fi
+        done
+    done
+    return $failed
 }
 
 check_neon() {

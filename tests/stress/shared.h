@@ -127,9 +127,7 @@ static inline void job_room_destroy(const job *j, job_room *room) {
     }
 }
 
-/* Forward, then backward. Outputs and workspace are poisoned before. */
-static inline bool job_run(const job *j, job_room *room, attn_error *error) {
-    attn_args args = attn_args_init();
+static inline void job_poison_all(const job *j, job_room *room) {
     job_poison(j->device, room->workspace, room->workspace_size);
     for (int n = JOB_O; n < JOB_TENSORS; n++) {
         job_poison(j->device, room->output[n], j->bytes[n]);
@@ -137,25 +135,40 @@ static inline bool job_run(const job *j, job_room *room, attn_error *error) {
     if (j->device) {
         device_wait();
     }
+}
+
+/* Of both passes: forward does not read backward's. */
+static inline attn_args job_args(const job *j, const job_room *room) {
+    attn_args args = attn_args_init();
     args.q = j->input[JOB_Q];
     args.k = j->input[JOB_K];
     args.v = j->input[JOB_V];
     args.o = room->output[JOB_O];
     args.lse = room->output[JOB_LSE];
-    if (attn_forward(j->forward, &args, room->workspace, attn_plan_workspace(j->forward), room->stream, error) !=
-        ATTN_OK) {
-        return false;
-    }
     args.dout = j->input[JOB_DOUT];
     args.dq = room->output[JOB_DQ];
     args.dk = room->output[JOB_DK];
     args.dv = room->output[JOB_DV];
-    attn_status status =
-        attn_backward(j->backward, &args, room->workspace, attn_plan_workspace(j->backward), room->stream, error);
+    return args;
+}
+
+/* Forward, then backward, without waiting. */
+static inline bool job_launch(const job *j, job_room *room, const attn_args *args, attn_error *error) {
+    return attn_forward(j->forward, args, room->workspace, attn_plan_workspace(j->forward), room->stream, error) ==
+               ATTN_OK &&
+           attn_backward(j->backward, args, room->workspace, attn_plan_workspace(j->backward), room->stream, error) ==
+               ATTN_OK;
+}
+
+/* Outputs and workspace are poisoned before. */
+static inline bool job_run(const job *j, job_room *room, attn_error *error) {
+    attn_args args = job_args(j, room);
+    job_poison_all(j, room);
+    bool done = job_launch(j, room, &args, error);
     if (j->device) {
         device_wait();
     }
-    return status == ATTN_OK;
+    return done;
 }
 
 static inline bool job_same(const job *j, const job_room *a, const job_room *b) {

@@ -127,8 +127,9 @@ const char *const *machine_implementations(bool all) {
 }
 
 int machine_intensity(void) {
-    const char *text = getenv("ATTN_TEST_INTENSITY");
-    return text && *text ? atoi(text) : 1;
+    const char *text = getenv("ATTN_TEST_INTENSITY"), *limit = getenv("ATTN_TEST_MAX_ISA");
+    int level = text && *text ? atoi(text) : 1;
+    return limit && *limit ? level - 1 : level;
 }
 
 bool machine_seed(uint64_t *seed) {

@@ -52,7 +52,10 @@ static void draw_segments(trial *t, int side, rng *r, const int32_t *lengths) {
 static void draw_rows(trial *t, int side, recipe_rows rows, rng *r) {
     int64_t batch = t->problem.batch;
     int tokens = (int)t->side[side].tokens;
-    int32_t lengths[MOST_SEQUENCES], slots[MOST_SEQUENCES];
+    int32_t *lengths = calloc((size_t)batch + 1, sizeof *lengths), *slots = calloc((size_t)batch + 1, sizeof *slots);
+    if (!lengths || !slots) {
+        abort();
+    }
     draw_lengths(r, batch, tokens, lengths);
     for (int64_t b = 0; b < batch; b++) {
         slots[b] = rows == ROWS_PACKED_USED ? (int32_t)rng_range(r, lengths[b], tokens) : lengths[b];
@@ -69,6 +72,8 @@ static void draw_rows(trial *t, int side, recipe_rows rows, rng *r) {
     case ROWS_SEGMENTS: draw_segments(t, side, r, lengths); break;
     default: break;
     }
+    free(lengths);
+    free(slots);
 }
 
 /* ---------------------------------------------------------------------------------------- forms */

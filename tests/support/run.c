@@ -155,7 +155,10 @@ static bool pull(run *r, fence *workspace) {
     }
     int32_t word = lengths_pull(&r->lengths, &intact);
     if (word || !intact) {
-        return run_trouble(r, "lengths on the device: %s, status word %d", intact ? "intact" : "written", (int)word);
+        attn_error error;
+        attn_status_word(word, &error);
+        return run_trouble(r, "lengths on the device: %s, status word %d: %s %s", intact ? "intact" : "written",
+                           (int)word, error.field, error.message);
     }
     return device_pull(workspace) || run_trouble(r, "memory beside the workspace was written");
 }
