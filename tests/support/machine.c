@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "support/driver.h"
+#include "attn/attn_device.h"
 
 #define MOST_THREADS             16
 #define MOST_NAMES               16
 #define SKIPPED                  77
-#define COMPUTE_CAPABILITY_MAJOR 75 /* the driver's number of that attribute */
 
 static void release_contexts(void);
 static attn_context *contexts[MOST_THREADS + 1], *device;
@@ -157,17 +156,12 @@ uint32_t machine_allowed(const char *implementation, const attn_problem *problem
 
 /* Whose tensor cores take float16 alone. */
 static bool turing(void) {
-    const char *limit = getenv("ATTN_TEST_MAX_ISA"), *name = device_name(), *number = name ? strchr(name, ':') : NULL;
-    int gpu = 0, major = 8;
-    if (limit && *limit) {
-        return !strcmp(limit, "sm_75");
+    attn_device_info info = {.struct_size = sizeof info};
+    attn_error error;
+    if (attn_device_query(machine_device(), &info, &error) != ATTN_OK) {
+        give_up(error.field, error.message);
     }
-    if (machine_rehearses()) {
-        return !strcmp(name, "gpu:t4") || !strcmp(name, "gpu:rtx8000");
-    }
-    const driver *d = driver_open();
-    return d && !d->device_get(&gpu, number ? atoi(number + 1) : 0) &&
-           !d->device_attribute(&major, COMPUTE_CAPABILITY_MAJOR, gpu) && major < 8;
+    return info.arch < 80;
 }
 
 int64_t machine_widest(const char *implementation, bool values) {
