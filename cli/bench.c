@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * attn bench: every problem of a sweep is checked, warmed up and timed; its rate stands beside the ceiling that its
  * instructions have on this machine, measured in the same run. With one query a head (decode) what counts is how fast
- * K and V are read: each timed run is followed by a plain read of the same buffers. On a GPU the ceiling is the rate
- * that the plan assumes of the units it multiplies on. */
+ * K and V are read: each timed run is followed by a plain read of the same buffers. On a GPU both
+ * are measured once, by kernels of their own. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +47,7 @@ typedef struct bench {
     cli_report *report;
     known_ceiling known[CACHE_MAX];
     int n_known, wrong, row, rows;
+    attn_device_rates rates; /* of a GPU; struct_size 0: not measured yet */
 } bench;
 
 static double ceiling_rate(bench *b, const cli_ceiling *ceiling, int threads) {
@@ -162,18 +163,28 @@ static cli_exit measure(const bench *b, const cli_runner *runner, const cli_case
     return CLI_RIGHT;
 }
 
-/* Shares of what the plan assumes of the device, and what a call costs the host. */
-static void report_gpu_cells(cli_report *r, const attn_plan_info *info, const times *t, double median) {
-    cli_report_text(r, "ceiling", "assumed");
-    cli_report_real(r, "ceiling_gflops", info->peak_flops / 1e9, 4);
-    cli_report_real(r, "share_%", info->flop / median / info->peak_flops * 100, 3);
-    cli_report_real(r, "memory_share_%", info->bytes / median / info->peak_bytes * 100, 3);
-    if (t->kv_bytes > 0) {
-        cli_report_real(r, "kv_gbytes_s", t->kv_bytes / median / 1e9, 4);
+static void report_ceiling(cli_report *r, const char *name, double rate, double flops) {
+    if (name) {
+        cli_report_text(r, "ceiling", name);
+        cli_report_real(r, "ceiling_gflops", rate / 1e9, 4);
+        cli_report_real(r, "share_%", flops / rate * 100, 3);
+    } else {
+        cli_report_missing(r, "ceiling");
+        cli_report_missing(r, "ceiling_gflops");
+        cli_report_missing(r, "share_%");
+    }
+}
+
+static void report_reads(cli_report *r, double kv_bytes, double median, double read_rate) {
+    if (kv_bytes > 0) {
+        cli_report_real(r, "kv_gbytes_s", kv_bytes / median / 1e9, 4);
+        cli_report_real(r, "read_gbytes_s", read_rate / 1e9, 4);
+        cli_report_real(r, "read_share_%", kv_bytes / median / read_rate * 100, 3);
     } else {
         cli_report_missing(r, "kv_gbytes_s");
+        cli_report_missing(r, "read_gbytes_s");
+        cli_report_missing(r, "read_share_%");
     }
-    cli_report_real(r, "host_us", t->beside[t->count / 2] * 1e6, 3);
 }
 
 static void report_row(bench *b, const cli_case *at, const attn_plan_info *info, const times *t, const char *checked,
@@ -181,7 +192,7 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
     cli_report *r = b->report;
     char text[2048];
     double median = t->of_run[t->count / 2], least = t->of_run[0], most = t->of_run[t->count - 1];
-    const cli_ceiling *ceiling = t->on_gpu ? NULL : ceiling_for(info->implementation, at->problem.q.dtype);
+    double flops = info->flop / median, rate = 0;
     attn_problem_format(&at->problem, text, sizeof text);
     cli_report_row(r);
     cli_report_text(r, "problem", text);
@@ -193,32 +204,19 @@ static void report_row(bench *b, const cli_case *at, const attn_plan_info *info,
     cli_report_real(r, "median_ms", median * 1e3, 4);
     cli_report_real(r, "min_ms", least * 1e3, 4);
     cli_report_real(r, "spread_%", (most - least) / median * 100, 3);
-    cli_report_real(r, "gflops", info->flop / median / 1e9, 4);
+    cli_report_real(r, "gflops", flops / 1e9, 4);
     cli_report_real(r, "gbytes_s", info->bytes / median / 1e9, 4);
     if (t->on_gpu) {
-        report_gpu_cells(r, info, t, median);
+        const char *name = cli_gpu_ceiling(&b->rates, info->implementation, at->problem.q.dtype, &rate);
+        report_ceiling(r, name, rate, flops);
+        report_reads(r, t->kv_bytes, median, b->rates.read);
+        cli_report_real(r, "host_us", t->beside[t->count / 2] * 1e6, 3);
         return;
     }
-    if (ceiling) {
-        double rate = ceiling_rate(b, ceiling, info->threads);
-        cli_report_text(r, "ceiling", ceiling->name);
-        cli_report_real(r, "ceiling_gflops", rate / 1e9, 4);
-        cli_report_real(r, "share_%", info->flop / median / rate * 100, 3);
-    } else {
-        cli_report_missing(r, "ceiling");
-        cli_report_missing(r, "ceiling_gflops");
-        cli_report_missing(r, "share_%");
-    }
-    if (t->kv_bytes > 0) {
-        double read = t->beside[t->count / 2];
-        cli_report_real(r, "kv_gbytes_s", t->kv_bytes / median / 1e9, 4);
-        cli_report_real(r, "read_gbytes_s", t->kv_bytes / read / 1e9, 4);
-        cli_report_real(r, "read_share_%", read / median * 100, 3);
-    } else {
-        cli_report_missing(r, "kv_gbytes_s");
-        cli_report_missing(r, "read_gbytes_s");
-        cli_report_missing(r, "read_share_%");
-    }
+    const cli_ceiling *ceiling = ceiling_for(info->implementation, at->problem.q.dtype);
+    rate = ceiling ? ceiling_rate(b, ceiling, info->threads) : 0;
+    report_ceiling(r, ceiling ? ceiling->name : NULL, rate, flops);
+    report_reads(r, t->kv_bytes, median, t->kv_bytes > 0 ? t->kv_bytes / t->beside[t->count / 2] : 0);
 }
 
 static cli_exit bench_run(bench *b, const cli_place *place, cli_case *at, const char *name, times *t,
@@ -242,6 +240,9 @@ static cli_exit bench_run(bench *b, const cli_place *place, cli_case *at, const 
         hints.implementation = info.implementation;
         code = code ? code : cli_spot_check(place, at, &hints, &checked, &wrong, error);
         b->wrong += wrong;
+    }
+    if (!code && runner.device && !b->rates.struct_size) {
+        code = cli_gpu_rates(place->context, &b->rates, error);
     }
     code = code ? code : measure(b, &runner, at, info.threads, t, error);
     if (!code) {
@@ -320,10 +321,44 @@ static void ceiling_row(cli_report *r, const char *name, int threads, double rat
     cli_report_text(r, "unit", unit);
 }
 
+static cli_exit bench_gpu_ceilings(bench *b, cli_error *error) {
+    attn_context *context;
+    attn_device_info info;
+    attn_device_rates r;
+    cli_exit code = cli_context_create(&context, b->given->common.device, 0, error);
+    code = code ? code : cli_device_query(context, &info, error);
+    code = code ? code : cli_gpu_rates(context, &r, error);
+    if (!code) {
+        const struct {
+            const char *name;
+            double rate;
+            const char *unit;
+        } rows[] = {
+            {"fma", r.fma, "GFLOP/s"},           {"mma.f16", r.mma_f16, "GFLOP/s"}, {"mma.bf16", r.mma_bf16, "GFLOP/s"},
+            {"mma.tf32", r.mma_tf32, "GFLOP/s"}, {"exp", r.exp, "Gexp/s"},          {"read.memory", r.read, "GB/s"},
+            {"copy.memory", r.copy, "GB/s"}};
+        cli_report_head_text(b->report, "device", info.name);
+        for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
+            if (rows[n].rate > 0) {
+                cli_report_row(b->report);
+                cli_report_text(b->report, "ceiling", rows[n].name);
+                cli_report_real(b->report, "rate", rows[n].rate / 1e9, 4);
+                cli_report_text(b->report, "unit", rows[n].unit);
+            }
+        }
+        code = cli_report_print(b->report, error);
+    }
+    attn_context_destroy(context);
+    return code;
+}
+
 static cli_exit bench_ceilings(bench *b, cli_error *error) {
     static const char *const units[] = {"GFLOP/s", "GFLOP/s", "Gexp/s"};
     const cli_ceiling *const lists[] = {cli_ceilings_x86, cli_ceilings_portable};
     cli_integers counts = b->given->common.threads;
+    if (cli_common_on_gpu(&b->given->common)) {
+        return bench_gpu_ceilings(b, error);
+    }
     if (!counts.count) {
         counts.value[counts.count++] = 1;
         if (cli_threads_default() > 1) {

@@ -88,3 +88,19 @@ cli_exit cli_gpu_measure(const cli_runner *runner, const cli_case *at, int least
     release(&t);
     return status ? cli_fail_library(error, "device", &cause) : CLI_RIGHT;
 }
+
+cli_exit cli_gpu_rates(const attn_context *context, attn_device_rates *rates, cli_error *error) {
+    attn_error cause;
+    memset(rates, 0, sizeof *rates);
+    rates->struct_size = sizeof *rates;
+    return attn_device_measure(context, rates, &cause) ? cli_fail_library(error, "ceilings", &cause) : CLI_RIGHT;
+}
+
+const char *cli_gpu_ceiling(const attn_device_rates *rates, const char *implementation, attn_dtype type, double *rate) {
+    if (strcmp(implementation, "mma") != 0) {
+        *rate = rates->fma;
+        return "fma";
+    }
+    *rate = type == ATTN_F32 ? rates->mma_tf32 : type == ATTN_F16 ? rates->mma_f16 : rates->mma_bf16;
+    return type == ATTN_F32 ? "mma.tf32" : type == ATTN_F16 ? "mma.f16" : "mma.bf16";
+}

@@ -17,4 +17,9 @@ typedef struct cli_gpu_times {
 cli_exit cli_gpu_measure(const cli_runner *runner, const cli_case *at, int least, double budget, double patience,
                          cli_gpu_times *times, cli_error *error);
 
+/* What the device's units do at most, measured now. */
+cli_exit cli_gpu_rates(const attn_context *context, attn_device_rates *rates, cli_error *error);
+/* The rate of the units that an implementation multiplies on, and their name. */
+const char *cli_gpu_ceiling(const attn_device_rates *rates, const char *implementation, attn_dtype type, double *rate);
+
 #endif

@@ -32,6 +32,17 @@ typedef struct attn_device_info {
 } attn_device_info;
 ATTN_API attn_status attn_device_query(const attn_context *context, attn_device_info *info, attn_error *error);
 
+/* What the device's units do at most, measured by kernels that do nothing else; takes a second. 0: the architecture has
+ * no such unit. Kernels are compiled and kept as those of plans are. ERR_DEVICE on the CPU. */
+typedef struct attn_device_rates {
+    size_t struct_size;
+    double fma;                         /* FLOP a second: float32 multiply-adds */
+    double mma_f16, mma_bf16, mma_tf32; /* FLOP a second: warp-wide tensor-core products with float32 sums */
+    double exp;                         /* exponentials a second */
+    double read, copy;                  /* bytes a second of device memory; copy counts both ways */
+} attn_device_rates;
+ATTN_API attn_status attn_device_measure(const attn_context *context, attn_device_rates *rates, attn_error *error);
+
 /* At least 256-byte aligned. A size of 0 gives NULL. */
 ATTN_API attn_status attn_memory_create(void **memory, const attn_context *context, size_t size, attn_error *error);
 ATTN_API void attn_memory_destroy(const attn_context *context, void *memory);
