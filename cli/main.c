@@ -14,6 +14,7 @@ static const struct {
     {"check", "compare an implementation with the float64 reference, and explain what differs", cli_check},
     {"plan", "what would run, why, and what it costs", cli_plan},
     {"bench", "check, then time; measure the machine's ceilings", cli_bench},
+    {"kernels", "compiled GPU kernels: list, build, pack, clean", cli_kernels},
     {"info", "version, machine, implementations: the head of a bug report", cli_info},
 };
 #define VERBS (sizeof verbs / sizeof verbs[0])
@@ -54,7 +55,8 @@ static cli_exit dispatch(int argc, char **argv, cli_error *error) {
     if (verb < VERBS) {
         return verbs[verb].run(argc - 1, argv + 1, error);
     }
-    return cli_fail(error, CLI_USAGE, "'%.60s': no such verb; the verbs are run, check, plan, bench and info", argv[1]);
+    return cli_fail(error, CLI_USAGE, "'%.60s': no such verb; the verbs are run, check, plan, bench, kernels and info",
+                    argv[1]);
 }
 
 int main(int argc, char **argv) {

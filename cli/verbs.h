@@ -11,6 +11,7 @@ cli_exit cli_run(int argc, char **argv, cli_error *error);
 cli_exit cli_check(int argc, char **argv, cli_error *error);
 cli_exit cli_plan(int argc, char **argv, cli_error *error);
 cli_exit cli_bench(int argc, char **argv, cli_error *error);
+cli_exit cli_kernels(int argc, char **argv, cli_error *error);
 cli_exit cli_info(int argc, char **argv, cli_error *error);
 
 /* Prints a verb's help: usage line, what it does, options. */

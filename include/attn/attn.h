@@ -280,9 +280,10 @@ typedef struct attn_config {
     /* NULL: ATTN_MAX_ISA, else no limit; an implementation's name: none better is used. On a GPU also "sm_75",
      * "sm_80" ...: code and choices are those of that older architecture, run through its PTX. */
     const char *max_isa;
-    /* NULL: silent. May be called from any thread. Takes the lines that ATTN_VERBOSE lists (of plan,dispatch,exec):
+    /* NULL: silent. May be called from any thread. Takes the lines that ATTN_VERBOSE lists (of plan,dispatch,jit,exec):
      *     attn,1,dispatch,<problem text>,<implementation>,refused|chosen,<reason>
      *     attn,1,plan,<problem text>,<implementation>,<choices>
+     *     attn,1,jit,<problem text>,<kernel>,pack|disk|compiled|<status>,<seconds>
      *     attn,1,exec,<problem text>,<implementation>,<status>,<seconds> */
     void (*log)(void *user, const char *line);
     void *log_user;
@@ -301,7 +302,7 @@ typedef enum attn_option {
     ATTN_COMPILE = 1u << 0 /* device "gpu:...": plan creation compiles into the cache, as it does on a real device */
 } attn_option;
 
-/* config NULL: all defaults. Reads ATTN_THREADS, ATTN_MAX_ISA and ATTN_VERBOSE once, here; fields that
+/* config NULL: all defaults. Reads the environment once, here (docs/environment.md lists it); fields that
  * are set win. Starts no thread. A context must outlive its plans; it is immutable, threads share it. */
 ATTN_API attn_status attn_context_create(attn_context **context, const attn_config *config, attn_error *error);
 ATTN_API void attn_context_destroy(attn_context *context);

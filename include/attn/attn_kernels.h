@@ -33,7 +33,8 @@ typedef struct attn_kernel_info {
 typedef void (*attn_kernel_fn)(void *user, const attn_kernel_info *info);
 
 /* Calls each(user, info) for every sound kernel of `path`: a cache folder or a pack; NULL: the context's folder. A
- * folder that does not exist has none. Ordered by file name. */
+ * folder that does not exist has none; damaged files of a folder are passed over, a damaged pack is ERR_INVALID after
+ * its sound part. Ordered by file name. */
 ATTN_API attn_status attn_kernels_list(const attn_context *context, const char *path, attn_kernel_fn each, void *user,
                                        attn_error *error);
 

@@ -64,12 +64,14 @@ static void make_folders(const char *path) {
     }
 }
 
-int attn__draft_start(attn__draft *draft, const char *path) {
+int attn__draft_start(attn__draft *draft, const char *path, bool folders) {
     if (!*path || strlen(path) >= sizeof draft->path) {
         return *path ? ENAMETOOLONG : ENOENT;
     }
     snprintf(draft->path, sizeof draft->path, "%s", path);
-    make_folders(path);
+    if (folders) {
+        make_folders(path);
+    }
     /* Process and stack address tell concurrent writers apart; O_EXCL decides where they do not. */
     for (int attempt = 0; attempt < 16; attempt++) {
         snprintf(draft->temporary, sizeof draft->temporary, "%s%s%ld-%lx-%d", path, MARK, (long)getpid(),

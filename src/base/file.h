@@ -21,8 +21,8 @@ typedef struct attn__draft {
     int handle;
     char path[1200], temporary[1280];
 } attn__draft;
-/* Makes the folders of `path` where they lack. 0, or an errno value; then nothing is owed. */
-int attn__draft_start(attn__draft *draft, const char *path);
+/* With `folders` makes those of `path` where they lack. 0, or an errno value; then nothing is owed. */
+int attn__draft_start(attn__draft *draft, const char *path, bool folders);
 int attn__draft_write(attn__draft *draft, const void *data, size_t size);
 /* Gives the file its name if `keep` and all went well; else removes it. */
 int attn__draft_end(attn__draft *draft, bool keep);

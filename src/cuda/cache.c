@@ -113,7 +113,8 @@ static void keep_on_disk(const attn__cuda *cuda, const char *key, const char *re
     char path[1200];
     attn__draft draft;
     attn__record_header header;
-    if (!path_of(cuda, rest, path, sizeof path) || code->size > ATTN__RECORD_MOST || attn__draft_start(&draft, path)) {
+    if (!path_of(cuda, rest, path, sizeof path) || code->size > ATTN__RECORD_MOST ||
+        attn__draft_start(&draft, path, true)) {
         return;
     }
     attn__record_seal(&header, key, code);

@@ -95,8 +95,8 @@ static attn_status folder_of(const attn_context *context, const char **folder, a
 }
 
 static attn_status failed(int code, const char *field, const char *path, attn_error *error) {
-    return attn__fail(error, code == ENOMEM ? ATTN_ERR_MEMORY : ATTN_ERR_INVALID, field, "%.150s: %s", path,
-                      strerror(code));
+    bool full = code == ENOMEM || code == ENOSPC || code == EDQUOT;
+    return attn__fail(error, full ? ATTN_ERR_MEMORY : ATTN_ERR_INVALID, field, "%.150s: %s", path, strerror(code));
 }
 
 /* --- List --- */
@@ -104,13 +104,15 @@ static attn_status failed(int code, const char *field, const char *path, attn_er
 typedef struct listing {
     attn_kernel_fn each;
     void *user;
+    bool damaged;
 } listing;
 
 static int list_one(void *user, const char *path, const char *data, const attn__record *record) {
-    const listing *list = user;
+    listing *list = user;
     char name[128], target[16], nvrtc[48];
     (void)data;
     if (!record) {
+        list->damaged = true;
         return 0;
     }
     attn__record_line(record->key, "name", name, sizeof name);
@@ -134,7 +136,7 @@ static int list_one(void *user, const char *path, const char *data, const attn__
 
 attn_status attn_kernels_list(const attn_context *context, const char *path, attn_kernel_fn each, void *user,
                               attn_error *error) {
-    listing list = {each, user};
+    listing list = {each, user, false};
     struct stat file;
     if (!each) {
         return attn__fail(error, ATTN_ERR_INVALID, "each", "is NULL");
@@ -145,6 +147,9 @@ attn_status attn_kernels_list(const attn_context *context, const char *path, att
     }
     bool folder = stat(path, &file) != 0 || S_ISDIR(file.st_mode);
     int code = folder ? visit_folder(context, path, list_one, &list) : visit_file(context, path, list_one, &list);
+    if (!code && !folder && list.damaged) {
+        return attn__fail(error, ATTN_ERR_INVALID, "path", "%.120s is damaged, or no file of packed kernels", path);
+    }
     return code ? failed(code, "path", path, error) : attn__succeed(error);
 }
 
@@ -175,7 +180,7 @@ attn_status attn_kernels_pack(const attn_context *context, const char *folder, c
     if (status) {
         return status;
     }
-    int code = attn__draft_start(&pack.draft, file);
+    int code = attn__draft_start(&pack.draft, file, false);
     if (code) {
         return failed(code, "file", file, error);
     }

@@ -14,7 +14,7 @@ PATH=$(realpath "$2"):$(realpath "$3"):$PATH
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 export LC_ALL=C OMP_WAIT_POLICY=passive
-unset ATTN_THREADS ATTN_MAX_ISA ATTN_VERBOSE
+unset ATTN_THREADS ATTN_MAX_ISA ATTN_VERBOSE ATTN_CACHE_DIR ATTN_KERNELS ATTN_NVRTC ATTN_LIBCUDA
 mkdir "$folder/in"
 cd "$folder/in" || exit 1
 
