@@ -31,7 +31,7 @@ sanitize-gpu: all
 	@scripts/check.sh gpu-sanitize || test $$? = 77
 
 setup:
-	@scripts/setup.sh test
+	@BUILD=$(BUILD) scripts/setup.sh test
 	@cmake -S . -B $(BUILD)
 
 install: all

@@ -1,14 +1,15 @@
 #!/bin/sh
 # Brings what `make`, `make demo` and `make test` need on a fresh machine.
 #   scripts/setup.sh build    compiler, CMake and the libraries of the command and the demo
-#   scripts/setup.sh test     these, and what the tests use: sanitizers, fuzzer, linters, NEON emulator
+#   scripts/setup.sh test     these, and what the tests use: sanitizers, fuzzer, linters, NEON emulator, and NVRTC, which
+#                             compiles device code; from Python's wheels into build/nvrtc where no toolkit has it
 # As root on Debian or Ubuntu it installs what is missing; elsewhere it prints the one line to run and goes on if the
 # compiler and CMake are there. With everything in place it is done in a moment and needs no network.
 set -eu
 
 build="gcc libc6-dev make cmake pkg-config libjansson-dev libpng-dev"
 tests="g++ libcmocka-dev clang libclang-rt-dev libomp-dev clang-format clang-tidy cppcheck \
-gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git"
+gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git python3-pip"
 
 case "${1:-build}" in
 build) wanted=$build ;;
@@ -23,7 +24,24 @@ have_toolchain() {
     command -v cmake >/dev/null && { command -v cc >/dev/null || command -v gcc >/dev/null; }
 }
 
+have_nvrtc() {
+    for file in /usr/local/cuda*/lib64/libnvrtc.so.1[23]* "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so.1[23]* \
+        "${BUILD:-build}"/nvrtc/nvidia/*/lib/libnvrtc.so.1[23]*; do
+        [ -e "$file" ] && return 0
+    done
+    ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so\.1[23]'
+}
+
+# Its version is fixed, since how registers are given out differs from one to the next.
+bring_nvrtc() {
+    [ "$wanted" = "$build" ] || have_nvrtc || {
+        echo "setup: installing NVRTC"
+        python3 -m pip install -q --target "${BUILD:-build}/nvrtc" 'nvidia-cuda-nvrtc==13.0.*' >/dev/null 2>&1
+    } || echo "setup: NVRTC could not be installed; tests compile no device code" >&2
+}
+
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    bring_nvrtc
     have_toolchain && exit 0
     echo "setup: needs a C compiler, make and CMake 3.20 or later; on Debian: apt-get install $wanted" >&2
     exit 1
@@ -40,9 +58,13 @@ missing_of() {
 }
 
 missing=$(echo $(missing_of $wanted))
-[ -z "$missing" ] && exit 0
+if [ -z "$missing" ]; then
+    bring_nvrtc
+    exit 0
+fi
 
 if [ "$(id -u)" != 0 ]; then
+    bring_nvrtc
     echo "setup: for everything, run: sudo apt-get install -y $missing" >&2
     have_toolchain && exit 0
     exit 1
@@ -63,4 +85,5 @@ if ! install $missing 2>/dev/null; then
         done
     fi
 fi
+bring_nvrtc
 have_toolchain
