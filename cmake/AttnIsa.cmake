@@ -1,14 +1,14 @@
 # Kernel files, one object per instruction set: src/ROOM/kernels/NAME_ISA.c is compiled with that set's flags, and only
-# these files may use more than the baseline. A set that the compiler or the target lacks leaves its files out; for
+# these files may use more than the baseline. -O2: hot loops say themselves how they unroll, and -O3 doubles the time. A set that the compiler or the target lacks leaves its files out; for
 # each set that stays, <prefix>_<ISA> is defined to 1, from which the list of implementations is made.
 set(attn_x86_common -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
 set(attn_isa_order generic avx2 avx512 avx512bf16 amx neon)
-set(attn_flags_generic -O3 -g1)
-set(attn_flags_avx2 -O3 -g1 -mavx2 -mfma -mf16c)
-set(attn_flags_avx512 -O3 -g1 ${attn_x86_common})
-set(attn_flags_avx512bf16 -O3 -g1 ${attn_x86_common} -mavx512bf16)
-set(attn_flags_amx -O3 -g1 ${attn_x86_common} -mavx512bf16 -mamx-tile -mamx-bf16)
-set(attn_flags_neon -O3 -g1)
+set(attn_flags_generic -O2 -g1)
+set(attn_flags_avx2 -O2 -g1 -mavx2 -mfma -mf16c)
+set(attn_flags_avx512 -O2 -g1 ${attn_x86_common})
+set(attn_flags_avx512bf16 -O2 -g1 ${attn_x86_common} -mavx512bf16)
+set(attn_flags_amx -O2 -g1 ${attn_x86_common} -mavx512bf16 -mamx-tile -mamx-bf16)
+set(attn_flags_neon -O2 -g1)
 
 function(attn_isa_usable isa result)
     set(usable TRUE)
@@ -37,8 +37,8 @@ function(attn_add_kernels target folder prefix)
             attn_isa_usable(${isa} usable)
             if(usable)
                 set(flags ${attn_flags_${isa}})
-                if(ATTN_SANITIZE) # at -O3 an instrumented kernel file takes a minute and more to compile
-                    list(TRANSFORM flags REPLACE "^-O3$" "-O1")
+                if(ATTN_SANITIZE) # optimised further, an instrumented kernel file takes a minute to compile
+                    list(TRANSFORM flags REPLACE "^-O2$" "-O1")
                 endif()
                 if(ATTN_SANITIZE MATCHES "fuzzer") # the fuzz targets feed parsers and readers
                     list(APPEND flags -fno-sanitize=all)

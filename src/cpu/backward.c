@@ -15,7 +15,8 @@
 
 typedef struct backward_run {
     attn__run run;
-    const attn__kernels *kernels;
+    const attn__backward_body *body;
+    const attn__sums_body *sums;
     const int64_t *prefix; /* [query segments + 1]: row blocks before each */
     float *partials;       /* NULL with one chunk */
     int64_t partial_stride;
@@ -60,7 +61,7 @@ static void chunk_task(void *arg, int64_t number, int thread) {
                                 .prefix = f->prefix,
                                 .partials = f->partials ? f->partials + chunk * f->partial_stride : NULL};
     attn__backward_chunk(&task, chunk);
-    f->kernels->backward.run(&task, thread_scratch(f, thread));
+    f->body->run(&task, thread_scratch(f, thread));
 }
 
 static void finish_task(void *arg, int64_t number, int thread) {
@@ -76,7 +77,7 @@ static void finish_task(void *arg, int64_t number, int thread) {
                                 .head_kv = list / lists_kv,
                                 .prefix = f->prefix,
                                 .partials = f->partials};
-    f->kernels->backward.finish(task, &query, number, f->partial_stride, thread_scratch(f, thread));
+    f->body->finish(task, &query, number, f->partial_stride, thread_scratch(f, thread));
 }
 
 static void dbias_task(void *arg, int64_t number, int thread) {
@@ -91,7 +92,7 @@ static void dbias_task(void *arg, int64_t number, int thread) {
                              .key_begin = part % parts_k * f->dbias_keys};
     task.row_end = smaller(task.row_begin + f->dbias_rows, p->tokens_q);
     task.key_end = smaller(task.key_begin + f->dbias_keys, p->tokens_kv);
-    f->kernels->backward.dbias(&task, thread_scratch(f, thread));
+    f->sums->dbias(&task, thread_scratch(f, thread));
 }
 
 /* A task has all positions of an axis that is summed. Where rows are, keys are parted; else rows. */
@@ -112,7 +113,7 @@ static void dsink_task(void *arg, int64_t head, int thread) {
     const attn_problem *p = f->run.problem;
     float *out = (float *)f->run.args->dsink + head * p->sink.stride[1];
     double before = p->flags & ATTN_ACCUMULATE ? (double)*out : 0;
-    *out = (float)(before + f->kernels->backward.dsink(&f->run, head, thread_scratch(f, thread)));
+    *out = (float)(before + f->sums->dsink(&f->run, head, thread_scratch(f, thread)));
 }
 
 static void store_zeros(const attn_layout *layout, void *base, int64_t dim, int64_t head, attn_segment rows) {
@@ -144,9 +145,11 @@ attn_status attn__cpu_backward(const attn_plan *plan, const attn_args *args, voi
     const attn_problem *p = &plan->problem;
     const attn__choice *choice = &plan->choice;
     const int threads = choice->threads;
+    const attn__kernels *kernels = plan->impl->kernels;
     backward_run f = {.run = {plan, p, args, attn__side_q(p, args), attn__side_kv(p, args),
                               attn__dropout_key_make(args->seed, args->offset, p->dropout), workspace},
-                      .kernels = plan->impl->kernels};
+                      .body = attn__backward_body_of(kernels, choice),
+                      .sums = kernels->sums};
     (void)stream;
     (void)error;
     if (p->heads_q == 0) {

@@ -119,30 +119,52 @@ typedef struct attn__dbias_task {
     int64_t row_begin, row_end, key_begin, key_end;
 } attn__dbias_task;
 
+typedef struct attn__forward_body {
+    /* Bytes of scratch one thread needs. */
+    size_t (*scratch)(const attn_plan *plan);
+    void (*run)(const attn__forward_task *task, void *scratch);
+    /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order; writes o and lse. */
+    void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
+} attn__forward_body;
+
+typedef struct attn__backward_body {
+    size_t (*scratch)(const attn_plan *plan);
+    void (*run)(const attn__backward_task *task, void *scratch);
+    /* dq of row block `block`, with which `query` begins, from the parts of all chunks. */
+    void (*finish)(attn__backward_task task, const attn__query_rows *query, int64_t block, int64_t partial_stride,
+                   void *scratch);
+} attn__backward_body;
+
+typedef struct attn__sums_body {
+    size_t (*scratch)(const attn_plan *plan);
+    void (*dbias)(const attn__dbias_task *task, void *scratch);
+    /* Gradient of one head's sink, over all rows in order. */
+    double (*dsink)(const attn__run *run, int64_t head, void *scratch);
+} attn__sums_body;
+
+/* Sets share bodies: what one adds takes only the problems it serves, the rest goes as in the set it adds to. */
 typedef struct attn__kernels {
-    int lanes;  /* of one register tile */
-    bool pairs; /* multiplies bf16 pairs */
-    struct attn__forward_body {
-        /* Bytes of scratch one thread needs. */
-        size_t (*scratch)(const attn_plan *plan);
-        void (*run)(const attn__forward_task *task, void *scratch);
-        /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order; writes o and lse. */
-        void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
-    } forward, few; /* few: choice.few_rows */
-    struct attn__backward_body {
-        size_t (*scratch)(const attn_plan *plan);
-        void (*run)(const attn__backward_task *task, void *scratch);
-        /* dq of row block `block`, with which `query` begins, from the parts of all chunks. */
-        void (*finish)(attn__backward_task task, const attn__query_rows *query, int64_t block, int64_t partial_stride,
-                       void *scratch);
-        void (*dbias)(const attn__dbias_task *task, void *scratch);
-        /* Gradient of one head's sink, over all rows in order. */
-        double (*dsink)(const attn__run *run, int64_t head, void *scratch);
-    } backward;
+    const attn__forward_body *forward, *few; /* few: choice.few_rows */
+    const attn__backward_body *backward;
+    const attn__sums_body *sums;
+    /* choice.pairs: all tensors that are read are bf16. May be NULL. */
+    const attn__forward_body *forward_pairs;
+    const attn__backward_body *backward_pairs;
+    bool pairs_first; /* forward_pairs is the fastest here; otherwise the machine's facts or a wish decide */
 } attn__kernels;
+
+static inline const attn__forward_body *attn__forward_body_of(const attn__kernels *kernels, const attn__choice *c) {
+    return c->few_rows ? kernels->few : c->pairs ? kernels->forward_pairs : kernels->forward;
+}
+static inline const attn__backward_body *attn__backward_body_of(const attn__kernels *kernels, const attn__choice *c) {
+    return c->pairs ? kernels->backward_pairs : kernels->backward;
+}
 
 extern const attn__kernels attn__kernels_generic, attn__kernels_avx2, attn__kernels_avx512, attn__kernels_avx512bf16,
     attn__kernels_amx, attn__kernels_neon;
+extern const attn__forward_body attn__forward_avx512, attn__few_avx512;
+extern const attn__backward_body attn__backward_avx512;
+extern const attn__sums_body attn__sums_avx512;
 
 attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error);
 attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,

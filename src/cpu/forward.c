@@ -13,7 +13,7 @@
 
 typedef struct forward_run {
     attn__run run;
-    const struct attn__forward_body *body;
+    const attn__forward_body *body;
     const int64_t *prefix; /* [segments + 1], counts tasks of one part */
     float *partials;
     int64_t partial_stride; /* floats of one task */
@@ -104,7 +104,7 @@ attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void
     const attn__kernels *kernels = plan->impl->kernels;
     forward_run f = {{plan, p, args, attn__side_q(p, args), attn__side_kv(p, args),
                       attn__dropout_key_make(args->seed, args->offset, p->dropout), workspace},
-                     choice->few_rows ? &kernels->few : &kernels->forward,
+                     attn__forward_body_of(kernels, choice),
                      NULL,
                      NULL,
                      0};

@@ -47,8 +47,13 @@ static int64_t task_bound(const attn_problem *p, int64_t group, int64_t block_q)
 static bool chooses_pairs(const attn_plan *plan) {
     const attn_problem *p = &plan->problem;
     const attn__kernels *kernels = plan->impl->kernels;
-    return kernels->pairs && p->q.dtype == ATTN_BF16 && p->k.dtype == ATTN_BF16 && p->v.dtype == ATTN_BF16 &&
-           (plan->machine.fast_bf16_pairs || plan->hints.implementation);
+    const bool forward = p->pass == ATTN_FORWARD;
+    if ((forward && !kernels->forward_pairs) || (!forward && !kernels->backward_pairs)) {
+        return false;
+    }
+    return p->q.dtype == ATTN_BF16 && p->k.dtype == ATTN_BF16 && p->v.dtype == ATTN_BF16 &&
+           (forward || p->dout.dtype == ATTN_BF16) &&
+           (kernels->pairs_first || plan->machine.fast_bf16_pairs || plan->hints.implementation);
 }
 
 static void choose_forward(attn_plan *plan) {
@@ -56,8 +61,8 @@ static void choose_forward(attn_plan *plan) {
     attn__choice *c = &plan->choice;
     int64_t share = p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
     c->group = share > 1 && p->tokens_q < ATTN__BLOCK ? share : 1;
-    c->pairs = chooses_pairs(plan);
     c->few_rows = share * p->tokens_q <= ATTN__FEW;
+    c->pairs = !c->few_rows && chooses_pairs(plan);
     c->block_kv = plan->hints.block_kv > 0 ? plan->hints.block_kv : c->few_rows ? BLOCK_KV_FEW : BLOCK_KV;
     if (c->few_rows) {
         c->group = share;
@@ -88,7 +93,7 @@ static void choose_backward(attn_plan *plan) {
     attn__choice *c = &plan->choice;
     int64_t keys = p->tokens_kv > 0 ? p->tokens_kv : 1, tasks = p->batch * p->heads_kv;
     c->group = p->tokens_q < ATTN__BLOCK && p->heads_kv > 0 ? p->heads_q / p->heads_kv : 1;
-    c->pairs = chooses_pairs(plan) && p->dout.dtype == ATTN_BF16;
+    c->pairs = chooses_pairs(plan);
     c->block_kv = plan->hints.block_kv > 0 ? smaller(plan->hints.block_kv, keys) : BLOCK_KV;
     c->block_kv += c->pairs && c->block_kv % 2; /* whole pairs */
     c->block_q = plan->hints.block_q > 0 ? smaller(plan->hints.block_q, ATTN__BLOCK * ATTN__MAX_BLOCKS) : ATTN__BLOCK;
@@ -115,10 +120,11 @@ attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error) {
     c->threads = plan->machine.threads;
     if (p->pass == ATTN_FORWARD) {
         choose_forward(plan);
-        c->scratch_each = (c->few_rows ? &kernels->few : &kernels->forward)->scratch(plan);
+        c->scratch_each = attn__forward_body_of(kernels, c)->scratch(plan);
     } else {
         choose_backward(plan);
-        c->scratch_each = kernels->backward.scratch(plan);
+        size_t rows = attn__backward_body_of(kernels, c)->scratch(plan), sums = kernels->sums->scratch(plan);
+        c->scratch_each = rows > sums ? rows : sums;
     }
     c->scratch_each = (c->scratch_each + 4095) & ~(size_t)4095;
     c->prefix = attn__span_take(&total, (size_t)(segment_bound(p) + 1) * sizeof(int64_t));

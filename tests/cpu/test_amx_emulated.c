@@ -10,7 +10,6 @@
 #include <stdio.h>
 
 #include "cpu/emulated_amx.h"
-#include "cpu/kernels/kernels.h"
 #include "cpu/kernels/forward_amx.h"
 #include "backend.h"
 #include "support/campaign.h"
@@ -26,7 +25,17 @@ static void forward_watched(const attn__forward_task *task, void *scratch) {
     tile_tasks++;
 }
 
-static attn__kernels kernels = ATTN__KERNELS;
+extern const attn__forward_body attn__forward_generic, attn__few_generic;
+extern const attn__backward_body attn__backward_generic;
+extern const attn__sums_body attn__sums_generic;
+
+static const attn__forward_body forward_tiles = {amx_scratch_bytes, forward_watched, finish};
+static const attn__kernels kernels = {.forward = &attn__forward_generic,
+                                      .few = &attn__few_generic,
+                                      .backward = &attn__backward_generic,
+                                      .sums = &attn__sums_generic,
+                                      .forward_pairs = &forward_tiles,
+                                      .pairs_first = true};
 static const attn__impl emulated = {.name = "amx",
                                     .backend = "cpu",
                                     .automatic = ATTN__AUTOMATIC,
@@ -375,6 +384,5 @@ int main(void) {
         cmocka_unit_test(test_list),   cmocka_unit_test(test_visible_nan),       cmocka_unit_test(test_large_scores),
         cmocka_unit_test(test_random), cmocka_unit_test(test_threads_and_types),
     };
-    kernels.forward.run = forward_watched;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

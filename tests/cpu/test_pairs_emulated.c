@@ -15,9 +15,22 @@ extern const attn__impl attn__impl_native, attn__impl_reference;
 
 #if defined(__AVX2__)
 #include "cpu/emulated_pairs.h"
-#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/backward.h"
+#include "cpu/kernels/forward.h"
 
-static const attn__kernels kernels = ATTN__KERNELS;
+extern const attn__forward_body attn__forward_avx2, attn__few_avx2;
+extern const attn__backward_body attn__backward_avx2;
+extern const attn__sums_body attn__sums_avx2;
+
+static const attn__forward_body forward_pairs = {forward_scratch_bytes, forward, finish};
+static const attn__backward_body backward_pairs = {backward_scratch_bytes, backward, backward_finish};
+static const attn__kernels kernels = {.forward = &attn__forward_avx2,
+                                      .few = &attn__few_avx2,
+                                      .backward = &attn__backward_avx2,
+                                      .sums = &attn__sums_avx2,
+                                      .forward_pairs = &forward_pairs,
+                                      .backward_pairs = &backward_pairs,
+                                      .pairs_first = true};
 static const attn__impl emulated = {.name = "pairs",
                                     .backend = "cpu",
                                     .needs = ATTN__ISA_AVX2,

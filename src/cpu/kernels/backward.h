@@ -8,9 +8,8 @@
  * the chunk is the whole sequence; else each chunk leaves its part and backward_finish adds them in order. The scale is
  * applied once, at the end.
  *
- * With `words` (all of q, k, v and dout bf16, and an instruction that multiplies pairs of them) P^T and dS^T are
- * rounded to bf16 and the products go by pairs: of dims for the scores, of rows for dV and dK, of keys for dQ; sums are
- * float32.
+ * Where ATTN_HAVE_DOT2 all of q, k, v and dout are bf16, P^T and dS^T are rounded to bf16 and the products go by pairs:
+ * of dims for the scores, of rows for dV and dK, of keys for dQ; sums are float32.
  *
  * Where a block has hidden pairs and K, Q or dO hold NaN or inf, the product that reads them goes pair by pair, on
  * floats. */
@@ -66,30 +65,30 @@ static void backward_step(const attn__backward_task *task, const score_rule *rul
     const attn__lanes *lanes = &block->rows.lanes;
     const int64_t c_tile = s->chunk * ATTN_LANES;
     const float *q_tiles = block->q_tiles, *dout_tiles = block->dout_tiles;
-    product_form form = {block->words, false};
-    form.careful = (edge || rule->has_extra) &&
-                   (!block->q_finite || !block->dout_finite || !gradient_keys_finite(&keys, count, p->dim_qk));
-    score_wish wish = {.edge = edge, .bend = true, .seen = form.careful, .half = form.words && !form.careful};
+    const bool careful = (edge || rule->has_extra) &&
+                         (!block->q_finite || !block->dout_finite || !gradient_keys_finite(&keys, count, p->dim_qk));
+    score_wish wish = {.edge = edge, .bend = true, .seen = careful, .half = ATTN_HAVE_DOT2 && !careful};
     gradient_scores_fill(g, block, task->run, rule, keys.rows, j, count, wish);
 #if ATTN_HAVE_DOT2
-    if (form.words && form.careful) {
+    if (careful) {
         pairs_split_rows(keys.rows.k, keys.rows.k_row, count, p->dim_qk, s->room.k_rows);
         gradient_rows_tile(lanes, &p->q, args->q, p->dim_qk, s->room.q_tiles);
         gradient_rows_tile(lanes, &p->dout, args->dout, p->dim_v, s->room.dout_tiles);
         keys = (gradient_keys){{s->room.k_rows, NULL, p->dim_qk, 0}, NULL};
         q_tiles = s->room.q_tiles;
         dout_tiles = s->room.dout_tiles;
-        form.words = false;
     }
 #endif
     if (args->dv) {
-        product_keys(form, g->p, dout_tiles, lanes, p->dim_v, count, s->dv + at * ATTN_LANES, c_tile, s->ones, g->seen);
+        product_keys(careful, g->p, dout_tiles, lanes, p->dim_v, count, s->dv + at * ATTN_LANES, c_tile, s->ones,
+                     g->seen);
     }
     if (args->dk) {
-        product_keys(form, g->ds, q_tiles, lanes, p->dim_qk, count, s->dk + at * ATTN_LANES, c_tile, s->ones, g->seen);
+        product_keys(careful, g->ds, q_tiles, lanes, p->dim_qk, count, s->dk + at * ATTN_LANES, c_tile, s->ones,
+                     g->seen);
     }
     if (args->dq) {
-        product_rows(form, &keys, g, &s->room, block, p->dim_qk, count, s->ones);
+        product_rows(careful, &keys, g, &s->room, block, p->dim_qk, count, s->ones);
     }
 }
 
@@ -157,7 +156,7 @@ static void backward_key_block(const attn__backward_task *task, const score_rule
             continue;
         }
 #if ATTN_HAVE_DOT2
-        if (block->words && pairs_whole(base, count, &begin, &end)) {
+        if (pairs_whole(base, count, &begin, &end)) {
             span = SPAN_EDGE; /* the band hides what a cut leaves over */
         }
 #endif

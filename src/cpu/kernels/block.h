@@ -113,12 +113,11 @@ static __attribute__((unused)) bool rows_finite(const float *rows, int64_t row_s
     vf all = vf_set(0.0f);
     float rest = 0.0f;
     for (int64_t n = 0; n < count; n++) {
-        int64_t d = 0;
-        for (; d + ATTN_W <= dim; d += ATTN_W) {
+        for (int64_t d = 0; d + ATTN_W <= dim; d += ATTN_W) {
             vf x = vf_loadu(rows + n * row_stride + d);
             all += x - x;
         }
-        for (; d < dim; d++) {
+        for (int64_t d = dim - dim % ATTN_W; d < dim; d++) {
             rest += rows[n * row_stride + d] - rows[n * row_stride + d];
         }
     }

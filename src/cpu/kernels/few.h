@@ -100,12 +100,12 @@ static few_keys few_keys_load(const attn__forward_task *task, const few_scratch 
 }
 
 /* The last dim % W elements of a row, 0 behind them. */
-VEC_INLINE vf few_tail(const attn_dtype dtype, const char *row, int64_t from, int64_t dim) {
-    vf x = vf_set(0.0f);
+static __attribute__((noinline)) void few_tail(attn_dtype dtype, const char *row, int64_t from, int64_t dim,
+                                               float *tail) {
+    vf_store(tail, vf_set(0.0f));
     for (int64_t d = from; d < dim; d++) {
-        x[d - from] = (float)attn__load(dtype, row, d);
+        tail[d - from] = (float)attn__load(dtype, row, d);
     }
-    return x;
 }
 
 /* Memory runs ahead of the tiles: while K is read the block's V comes into L2, while V is read the next K. */
@@ -153,10 +153,13 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const int R, const few_til
             }
         }
         if (d < dim) {
+            float tail[ATTN_W] __attribute__((aligned(64)));
+#pragma GCC unroll 16
             for (int i = 0; i < step; i++) {
-                vf x = few_tail(dtype, k[i], d, dim);
+                few_tail(dtype, k[i], d, dim, tail);
+#pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
-                    acc[i * R + r] = vf_fma(x, vf_load(tile->q + r * q_row + d), acc[i * R + r]);
+                    acc[i * R + r] = vf_fma(vf_load(tail), vf_load(tile->q + r * q_row + d), acc[i * R + r]);
                 }
             }
         }
@@ -211,11 +214,14 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_til
             }
         }
         if (d < dim) {
+            float tail[ATTN_W] __attribute__((aligned(64)));
+#pragma GCC unroll 16
             for (int i = 0; i < step; i++) {
-                vf x = few_tail(dtype, v[i], d, dim);
+                few_tail(dtype, v[i], d, dim, tail);
+#pragma GCC unroll 4
                 for (int r = 0; r < R; r++) {
                     float *o = sums + r * o_row + d;
-                    vf_store(o, vf_fma(x, p[i * R + r], vf_load(o)));
+                    vf_store(o, vf_fma(vf_load(tail), p[i * R + r], vf_load(o)));
                 }
             }
         }

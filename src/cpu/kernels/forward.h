@@ -6,8 +6,8 @@
  *   O^T = O^T * alpha + V^T P^T.
  * m is the greatest scaled score in log2 units, rounded as each score is before it is subtracted: the p of a row's
  * greatest score is exactly 1, however large scores are. K and V are read in place where they are
- * float rows with neighbouring elements, else converted a block at a time. Where the set multiplies bf16 pairs and all
- * inputs are bf16 (`pairs`), q, k, v and p stay bf16 in pairs (pairs.h) and sums are float32 all the same.
+ * float rows with neighbouring elements, else converted a block at a time. Where ATTN_HAVE_DOT2 all inputs are bf16; q,
+ * k, v and p stay so in pairs (pairs.h) and sums are float32 all the same.
  *
  * A hidden p is exactly 0 and a visible one never is (vf_exp2). Where a block has hidden pairs and V holds NaN or inf,
  * 0 * NaN must not reach the sum: panel_add_careful skips hidden pairs one by one. */
@@ -33,8 +33,7 @@ typedef struct forward_scratch {
     float *extra;          /* likewise; NULL unless bias or boolean mask */
     float *keep;           /* [key][lane] of one group; NULL unless dropout */
     key_room room;
-    bool pairs;
-    float *careful_v; /* pairs: values as float rows, for blocks with NaN or inf behind a mask */
+    float *careful_v; /* ATTN_HAVE_DOT2: values as float rows, for blocks with NaN or inf behind a mask */
     size_t bytes;
 } forward_scratch;
 
@@ -56,34 +55,31 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
         s.keep = scratch_take(base, &s.bytes, keys * ATTN_LANES * sizeof(float));
     }
 #if ATTN_HAVE_DOT2
-    s.pairs = plan->choice.pairs;
-    if (s.pairs) {
-        if (!pairs_in_place(&p->k, p->dim_qk)) {
-            s.room.k = scratch_take(base, &s.bytes, keys * (size_t)pairs_of(p->dim_qk) * sizeof(float));
-        }
-        s.room.v = scratch_take(base, &s.bytes, (size_t)pairs_of((int64_t)keys) * (size_t)p->dim_v * sizeof(float));
-        s.careful_v = scratch_take(base, &s.bytes, (keys + 1) * (size_t)p->dim_v * sizeof(float));
-        return s;
+    if (!pairs_in_place(&p->k, p->dim_qk)) {
+        s.room.k = scratch_take(base, &s.bytes, keys * (size_t)pairs_of(p->dim_qk) * sizeof(float));
     }
-#endif
+    s.room.v = scratch_take(base, &s.bytes, (size_t)pairs_of((int64_t)keys) * (size_t)p->dim_v * sizeof(float));
+    s.careful_v = scratch_take(base, &s.bytes, (keys + 1) * (size_t)p->dim_v * sizeof(float));
+#else
     const bool shared = plan->choice.block_q > ATTN__BLOCK;
     s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, shared, shared);
+#endif
     return s;
 }
 
-static size_t forward_scratch_bytes(const attn_plan *plan) {
+static __attribute__((unused)) size_t forward_scratch_bytes(const attn_plan *plan) {
     return forward_carve(plan, NULL).bytes;
 }
 
 /* Query rows transposed, the scale's sign folded in. */
 static void forward_block_start(forward_block *block, const score_rule *rule, const attn__forward_task *task,
-                                int64_t first, bool pairs) {
+                                int64_t first) {
     const attn_problem *p = rule->problem;
     const int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
     score_rows_fill(&block->rows, rule, &task->rows, first);
     const attn__lanes *lanes = &block->rows.lanes;
     block->groups = (lanes->count + ATTN_LANES - 1) / ATTN_LANES;
-    block->q_steps = pairs ? (p->dim_qk + 1) / 2 : p->dim_qk;
+    block->q_steps = ATTN_HAVE_DOT2 ? (p->dim_qk + 1) / 2 : p->dim_qk;
     for (int lane = 0; lane < block->groups * ATTN_LANES; lane += ATTN_W) {
         const void *rows[ATTN_W];
         for (int i = 0; i < ATTN_W; i++) {
@@ -91,15 +87,13 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
         }
         float *q = block->q + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * block->q_steps + lane % ATTN_LANES;
 #if ATTN_HAVE_DOT2
-        if (pairs) {
-            pairs_to_lanes(rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
-            continue;
-        }
-#endif
+        pairs_to_lanes(rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
+#else
         rows_to_lanes(p->q.dtype, rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
+#endif
     }
     if (rule->negative) {
-        const vi signs = vi_set(pairs ? (int32_t)0x80008000u : INT32_MIN);
+        const vi signs = vi_set(ATTN_HAVE_DOT2 ? (int32_t)0x80008000u : INT32_MIN);
         for (int64_t at = 0; at < block->groups * ATTN_LANES * block->q_steps; at += ATTN_W) {
             vf_store(block->q + at, (vf)((vi)vf_load(block->q + at) ^ signs));
         }
@@ -143,6 +137,7 @@ VEC_INLINE void softmax_as(const softmax_form form, float *scores, int count, fl
                            const float *keep, float *m, float *l, float *alpha) {
     const vf scale = vf_set(unit);
     vf subtract[ATTN_NV], sum[ATTN_NV];
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         subtract[v] =
             reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W, vf_load(top + v * ATTN_W) * scale);
@@ -166,6 +161,7 @@ VEC_INLINE void softmax_as(const softmax_form form, float *scores, int count, fl
             vf_store(scores + at, p);
         }
     }
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         vf_store(l + v * ATTN_W, vf_load(l + v * ATTN_W) + sum[v]);
     }
@@ -176,11 +172,12 @@ static __attribute__((noinline)) void softmax(softmax_form form, float *scores, 
 #define ATTN__CASE(constant)                                                                                           \
     case constant: softmax_as(constant, scores, count, unit, top, keep, m, l, alpha); break
     switch ((int)form) {
-        ATTN__CASE(0);
         ATTN__CASE(1);
-        ATTN__CASE(2);
         ATTN__CASE(3);
-#if ATTN_HAVE_DOT2
+#if !ATTN_HAVE_DOT2
+        ATTN__CASE(0);
+        ATTN__CASE(2);
+#else
         ATTN__CASE(4);
         ATTN__CASE(5);
         ATTN__CASE(6);
@@ -192,56 +189,42 @@ static __attribute__((noinline)) void softmax(softmax_form form, float *scores, 
 
 /* o^T = o^T * alpha + V^T P^T of one group. */
 static void forward_values(const forward_scratch *s, const key_block *keys, int64_t dim_v, float *probabilities,
-                           int count, bool pairs, bool careful, float *o, const float *alpha) {
+                           int count, bool careful, float *o, const float *alpha) {
     attn__operands pv = {keys->v, 1, keys->v_row, probabilities, ATTN_LANES, count};
     if (careful) {
-        if (s->pairs) {
+        if (ATTN_HAVE_DOT2) {
             pv.b = s->careful_v;
             pv.b_step = dim_v;
         }
         panel_add_careful(dim_v, pv, o, ATTN_LANES, alpha, (seen_pairs){probabilities, 0, ATTN_LANES, 1});
         return;
     }
-#if ATTN_HAVE_DOT2
-    if (pairs) {
-        pv.count = pairs_of(count);
-        panel_add_pairs(dim_v, pv, o, ATTN_LANES, alpha);
-        return;
-    }
-#endif
-    (void)pairs;
+    pv.count = ATTN_HAVE_DOT2 ? (count + 1) / 2 : count;
     panel_add(dim_v, pv, o, ATTN_LANES, alpha);
 }
 
 static bool forward_careful(const forward_scratch *s, const key_block *keys, int count, int64_t dim_v) {
 #if ATTN_HAVE_DOT2
-    if (s->pairs) {
-        if (pairs_finite(keys->v, pairs_of(count) * dim_v)) {
-            return false;
-        }
-        pairs_widen(keys->v, pairs_of(count), dim_v, s->careful_v);
-        return true;
+    if (pairs_finite(keys->v, pairs_of(count) * dim_v)) {
+        return false;
     }
-#endif
+    pairs_widen(keys->v, pairs_of(count), dim_v, s->careful_v);
+    return true;
+#else
     (void)s;
     return !rows_finite(keys->v, keys->v_row, count, dim_v);
+#endif
 }
 
 /* Raw scores of one group. Fetching ahead cuts the panel into its tiles. */
-static void forward_scores(const forward_scratch *s, attn__operands qk, int count, float *scores, float *top,
-                           key_ahead *ahead) {
+static void forward_scores(attn__operands qk, int count, float *scores, float *top, key_ahead *ahead) {
     for (int n = 0; n < count;) {
         int rows = count - n;
         if (ahead->done < ahead->rows) {
             key_ahead_step(ahead);
             rows = rows < ATTN_ROWS ? rows : ATTN_ROWS;
         }
-#if ATTN_HAVE_DOT2
-        (s->pairs ? panel_scores_pairs : panel_scores)(rows, qk, scores, ATTN_LANES, top);
-#else
-        (void)s;
         panel_scores(rows, qk, scores, ATTN_LANES, top);
-#endif
         qk.b += rows * qk.b_row;
         scores += (int64_t)rows * ATTN_LANES;
         n += rows;
@@ -254,8 +237,8 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
     const attn_problem *p = rule->problem;
     const bool masked = edge || rule->has_extra;
     const bool careful = masked && forward_careful(s, &keys, count, p->dim_v);
-    const bool pairs = s->pairs && !careful;
-    const int form = (masked ? SOFTMAX_MASKED : 0) | (s->keep ? SOFTMAX_KEEP : 0) | (pairs ? SOFTMAX_PAIRS : 0);
+    const int pairs = ATTN_HAVE_DOT2 && !careful ? SOFTMAX_PAIRS : 0;
+    const int form = (masked ? SOFTMAX_MASKED : 0) | (s->keep ? SOFTMAX_KEEP : 0) | pairs;
     for (int group = 0; group < block->groups; group++) {
         float top[ATTN_LANES] __attribute__((aligned(64))), alpha[ATTN_LANES] __attribute__((aligned(64)));
         float *scores = s->scores + (int64_t)group * count * ATTN_LANES;
@@ -264,7 +247,7 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
         for (int lane = 0; lane < ATTN_LANES; lane++) {
             top[lane] = -INFINITY;
         }
-        forward_scores(s, qk, count, scores, top, ahead);
+        forward_scores(qk, count, scores, top, ahead);
         if (edge || !rule->plain) {
             score_apply(rule, &block->rows, group, edge,
                         rule->has_extra ? s->extra + (int64_t)group * count * ATTN_LANES : NULL, j, count, scores, top,
@@ -275,8 +258,8 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
         }
         softmax((softmax_form)form, scores, count, rule->unit, top, s->keep, block->m + group * ATTN_LANES,
                 block->l + group * ATTN_LANES, alpha);
-        forward_values(s, &keys, p->dim_v, scores, count, pairs, careful,
-                       block->o + (int64_t)group * ATTN_LANES * p->dim_v, alpha);
+        forward_values(s, &keys, p->dim_v, scores, count, careful, block->o + (int64_t)group * ATTN_LANES * p->dim_v,
+                       alpha);
     }
 }
 
@@ -315,20 +298,19 @@ static key_block forward_keys(const attn__forward_task *task, const forward_scra
     const attn_problem *p = task->run->problem;
     const attn_args *args = task->run->args;
 #if ATTN_HAVE_DOT2
-    if (s->pairs) {
-        const uint16_t *k = (const uint16_t *)args->k + attn__row_offset(&p->k, sequence, task->head_kv, row);
-        const uint16_t *v = (const uint16_t *)args->v + attn__row_offset(&p->v, sequence, task->head_kv, row);
-        key_block keys = {(const float *)(const void *)k, s->room.v, p->k.stride[2] / 2, p->dim_v};
-        if (s->room.k) {
-            pairs_copy_rows(k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, s->room.k);
-            keys.k = s->room.k;
-            keys.k_row = pairs_of(p->dim_qk);
-        }
-        pairs_interleave_rows(v, p->v.stride[2], p->v.stride[3], count, p->dim_v, s->room.v);
-        return keys;
+    const uint16_t *k = (const uint16_t *)args->k + attn__row_offset(&p->k, sequence, task->head_kv, row);
+    const uint16_t *v = (const uint16_t *)args->v + attn__row_offset(&p->v, sequence, task->head_kv, row);
+    key_block keys = {(const float *)(const void *)k, s->room.v, p->k.stride[2] / 2, p->dim_v};
+    if (s->room.k) {
+        pairs_copy_rows(k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, s->room.k);
+        keys.k = s->room.k;
+        keys.k_row = pairs_of(p->dim_qk);
     }
-#endif
+    pairs_interleave_rows(v, p->v.stride[2], p->v.stride[3], count, p->dim_v, s->room.v);
+    return keys;
+#else
     return key_block_load(p, args, &s->room, sequence, task->head_kv, row, count);
+#endif
 }
 
 typedef struct forward_walker {
@@ -358,7 +340,7 @@ static void forward_key_block(void *context, const attn_segment *segment, int64_
             continue;
         }
 #if ATTN_HAVE_DOT2
-        if (s->pairs && pairs_whole(base, count, &begin, &end)) {
+        if (pairs_whole(base, count, &begin, &end)) {
             span = SPAN_EDGE; /* the band hides what a cut leaves over */
         }
 #endif
@@ -374,7 +356,7 @@ static void forward_key_block(void *context, const attn_segment *segment, int64_
         }
         key_block cut = keys;
         cut.k += (begin - base) * keys.k_row;
-        cut.v += (begin - base) / (s->pairs ? 2 : 1) * keys.v_row;
+        cut.v += (begin - base) / (ATTN_HAVE_DOT2 ? 2 : 1) * keys.v_row;
         forward_step(task, rule, s, block, cut, &ahead, begin, (int)(end - begin), span == SPAN_EDGE);
     }
 }
@@ -397,7 +379,7 @@ static void forward_walk(const attn__forward_task *task, forward_visit visit, vo
     }
 }
 
-static void forward(const attn__forward_task *task, void *scratch) {
+static __attribute__((unused)) void forward(const attn__forward_task *task, void *scratch) {
     const attn__run *run = task->run;
     const attn_problem *p = run->problem;
     const score_rule rule = score_rule_make(p, run->args);
@@ -410,7 +392,7 @@ static void forward(const attn__forward_task *task, void *scratch) {
         block->l = state + ATTN__BLOCK;
         block->o = state + 2 * ATTN__BLOCK;
         block->q = s.q + n_blocks * ATTN__BLOCK * p->dim_qk;
-        forward_block_start(block, &rule, task, row, s.pairs);
+        forward_block_start(block, &rule, task, row);
         n_blocks++;
     }
     forward_walk(task, forward_key_block, &(forward_walker){task, &rule, &s, n_blocks});

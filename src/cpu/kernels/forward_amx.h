@@ -16,7 +16,7 @@
 #ifndef ATTN_CPU_FORWARD_AMX_H
 #define ATTN_CPU_FORWARD_AMX_H
 
-#include "kernels.h"
+#include "forward.h"
 #include "tile_amx.h"
 
 #define AMX_SLACK 8.0f
@@ -76,11 +76,6 @@ typedef struct amx_pipe {
     float weight[ATTN_LANES] __attribute__((aligned(64)));
 } amx_pipe;
 
-static bool amx_usable(const attn_plan *plan) {
-    const attn_problem *p = &plan->problem;
-    return p->q.dtype == ATTN_BF16 && p->k.dtype == ATTN_BF16 && p->v.dtype == ATTN_BF16;
-}
-
 /* Rows read in place must end with their tiles, and lie close enough not to crowd a few cache sets. */
 static bool amx_keys_in_place(const attn_problem *p) {
     return p->k.stride[3] == 1 && p->dim_qk % AMX_BLOCK == 0 && p->k.stride[2] == p->dim_qk;
@@ -119,7 +114,7 @@ static size_t amx_carve(const attn_plan *plan, void *base, amx_pipe *pipe) {
 
 static size_t amx_scratch_bytes(const attn_plan *plan) {
     amx_pipe pipe;
-    return amx_usable(plan) ? amx_carve(plan, NULL, &pipe) : forward_scratch_bytes(plan);
+    return amx_carve(plan, NULL, &pipe);
 }
 
 /* Blocks of 32 lanes in use. */
@@ -451,7 +446,7 @@ static void amx_block_start(amx_pipe *pipe, int b, int64_t row) {
     block->l = block->m + ATTN__BLOCK;
     block->o = pipe->o + b * o_rows * ATTN__BLOCK;
     block->q = pipe->q + b * q_rows * ATTN__BLOCK;
-    forward_block_start(block, &pipe->rule, pipe->task, row, true);
+    forward_block_start(block, &pipe->rule, pipe->task, row);
     memset(block->q + block->q_steps * ATTN_LANES, 0, (size_t)((q_rows - block->q_steps) * ATTN_LANES) * sizeof(float));
     memcpy(pipe->weights + (int64_t)b * ATTN_LANES, block->l, ATTN_LANES * sizeof(float)); /* the sink's */
     memset(block->o + p->dim_v * ATTN_LANES, 0, (size_t)((o_rows - p->dim_v) * ATTN_LANES) * sizeof(float));
@@ -476,10 +471,6 @@ static void amx_weigh(const amx_pipe *pipe, int b) {
 static void amx_forward(const attn__forward_task *task, void *scratch) {
     const attn__run *run = task->run;
     const attn_problem *p = run->problem;
-    if (!amx_usable(run->plan)) {
-        forward(task, scratch);
-        return;
-    }
     _Static_assert(ATTN_LANES == ATTN__BLOCK, "one group of lanes a row block");
     amx_pipe pipe = {.task = task, .rule = score_rule_make(p, run->args)};
     amx_carve(run->plan, scratch, &pipe);
@@ -500,11 +491,5 @@ static void amx_forward(const attn__forward_task *task, void *scratch) {
         }
     }
 }
-
-/* What does not run on tiles takes floats: CPUs that have tiles multiply those faster than pairs. */
-#undef ATTN__PAIRS
-#define ATTN__PAIRS false
-#undef ATTN__FORWARD
-#define ATTN__FORWARD amx_scratch_bytes, amx_forward
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One block of query rows as backward's products read it: q and dout transposed (lanes = rows) for S^T = K Q^T and
  * dP^T = V dO^T, and as rows cut into column tiles [tile][row][ATTN_LANES] for dK += dS^T Q and dV += P^T dO; lse and
- * delta a lane. With `words` all four are bf16 in pairs (pairs.h): along dims where they are transposed, of rows in
- * tiles.
+ * delta a lane. Where ATTN_HAVE_DOT2 all four are bf16 in pairs (pairs.h): along dims where they are transposed, of
+ * rows in tiles.
  *
  * A row with lse = -inf saw nothing: it is hidden from every key by closing its band, so that nothing it holds counts.
  * Lanes past the last row are as lane 0; products over rows stop before them, or multiply them by 0. */
@@ -15,7 +15,6 @@
 typedef struct gradient_rows {
     score_rows rows;
     int groups;
-    bool words;
     bool closed; /* some rows are hidden from every key, though the band may not say so */
     bool q_finite, dout_finite;
     float lse[ATTN__BLOCK];      /* log2 units */
@@ -37,13 +36,13 @@ static inline int64_t tile_floats(int64_t dim) {
 static gradient_rows gradient_rows_take(char *base, size_t *used, const attn_plan *plan, bool with_sums) {
     const attn_problem *p = &plan->problem;
     const size_t line = ATTN__BLOCK * sizeof(float);
-    gradient_rows block = {.words = with_sums && plan->choice.pairs};
-    block.q_steps = block.words ? (p->dim_qk + 1) / 2 : p->dim_qk;
-    block.dout_steps = block.words ? (p->dim_v + 1) / 2 : p->dim_v;
+    gradient_rows block = {.groups = 0};
+    block.q_steps = ATTN_HAVE_DOT2 ? (p->dim_qk + 1) / 2 : p->dim_qk;
+    block.dout_steps = ATTN_HAVE_DOT2 ? (p->dim_v + 1) / 2 : p->dim_v;
     block.q = scratch_take(base, used, (size_t)block.q_steps * line);
     block.dout = scratch_take(base, used, (size_t)block.dout_steps * line);
     if (with_sums) {
-        const size_t size = block.words ? sizeof(float) / 2 : sizeof(float);
+        const size_t size = ATTN_HAVE_DOT2 ? sizeof(float) / 2 : sizeof(float);
         block.q_tiles = scratch_take(base, used, (size_t)tile_floats(p->dim_qk) * size);
         block.dout_tiles = scratch_take(base, used, (size_t)tile_floats(p->dim_v) * size);
         block.dq = scratch_take(base, used, (size_t)p->dim_qk * line);
@@ -131,29 +130,26 @@ static bool gradient_rows_pack(const gradient_rows *block, const attn_layout *la
     for (int lane = 0; lane < block->groups * ATTN_LANES; lane += ATTN_W) {
         float *out = transposed + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * steps + lane % ATTN_LANES;
 #if ATTN_HAVE_DOT2
-        if (block->words) {
-            pairs_to_lanes(rows + lane, dim, layout->stride[3], out, ATTN_LANES);
-            continue;
-        }
-#endif
+        pairs_to_lanes(rows + lane, dim, layout->stride[3], out, ATTN_LANES);
+#else
         rows_to_lanes(layout->dtype, rows + lane, dim, layout->stride[3], out, ATTN_LANES);
+#endif
     }
 #if ATTN_HAVE_DOT2
-    if (block->words) {
-        const int64_t words = ATTN__BLOCK / 2 * ATTN_LANES;
-        pairs_to_tiles(rows, lanes->count, dim, layout->stride[3], tiles, words);
-        bool finite = true;
-        for (int64_t tile = 0; tile < tile_count(dim); tile++) {
-            finite = finite && pairs_finite(tiles + tile * words, pairs_of(lanes->count) * ATTN_LANES);
-        }
-        return finite;
+    const int64_t words = ATTN__BLOCK / 2 * ATTN_LANES;
+    pairs_to_tiles(rows, lanes->count, dim, layout->stride[3], tiles, words);
+    bool finite = true;
+    for (int64_t tile = 0; tile < tile_count(dim); tile++) {
+        finite = finite && pairs_finite(tiles + tile * words, pairs_of(lanes->count) * ATTN_LANES);
     }
-#endif
+    return finite;
+#else
     if (!tiles) {
         return true;
     }
     gradient_rows_tile(lanes, layout, base, dim, tiles);
     return rows_finite(tiles, ATTN_LANES, tile_count(dim) * ATTN__BLOCK, ATTN_LANES);
+#endif
 }
 
 /* The rest of a placed block; false if none of its rows sees anything. */
@@ -167,7 +163,7 @@ static bool gradient_rows_load(gradient_rows *block, const attn__run *run, const
     block->dout_finite = gradient_rows_pack(block, &p->dout, run->args->dout, p->dim_v, block->dout, block->dout_steps,
                                             block->dout_tiles);
     if (rule->negative) {
-        const vi signs = vi_set(block->words ? (int32_t)0x80008000u : INT32_MIN);
+        const vi signs = vi_set(ATTN_HAVE_DOT2 ? (int32_t)0x80008000u : INT32_MIN);
         for (int64_t at = 0; at < block->groups * ATTN_LANES * block->q_steps; at += ATTN_W) {
             vf_store(block->q + at, (vf)((vi)vf_load(block->q + at) ^ signs));
         }

@@ -74,6 +74,7 @@ VEC_INLINE void score_pass_as(const bool plain, const bool masked, const bool ha
     const score_pass o = *pass; /* stores cannot change it */
     const vf unit = vf_set(o.unit);
     vf lse[ATTN_NV], delta[ATTN_NV];
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         lse[v] = vf_loadu(o.lse + v * ATTN_W);
         delta[v] = vf_loadu(o.delta + v * ATTN_W);
@@ -114,10 +115,11 @@ VEC_INLINE void score_pass_as(const bool plain, const bool masked, const bool ha
 static __attribute__((noinline)) void score_pass_run(const score_pass *o, bool masked, bool half) {
     const int plain = !o->keep && !o->bend && !o->seen;
     switch (plain ? masked + 2 * half : 4 + half) {
+    case 4: score_pass_as(false, true, false, o); break;
+#if !ATTN_HAVE_DOT2
     case 0: score_pass_as(true, false, false, o); break;
     case 1: score_pass_as(true, true, false, o); break;
-    case 4: score_pass_as(false, true, false, o); break;
-#if ATTN_HAVE_DOT2
+#else
     case 2: score_pass_as(true, false, true, o); break;
     case 3: score_pass_as(true, true, true, o); break;
     case 5: score_pass_as(false, true, true, o); break;
@@ -126,19 +128,12 @@ static __attribute__((noinline)) void score_pass_run(const score_pass *o, bool m
     }
 }
 
-static void score_products(bool words, int64_t keys, attn__operands o, float *c) {
+static void score_products(int64_t keys, attn__operands o, float *c) {
     float top[ATTN_LANES] __attribute__((aligned(64))) = {0}; /* of no interest here; the tile takes it for nothing */
-#if ATTN_HAVE_DOT2
-    if (words) {
-        panel_scores_pairs(keys, o, c, ATTN_LANES, top);
-        return;
-    }
-#endif
-    (void)words;
     panel_scores(keys, o, c, ATTN_LANES, top);
 }
 
-/* P^T and dS^T of keys j ... j + count - 1, whose rows start at `keys`, of words if the block's are. */
+/* P^T and dS^T of keys j ... j + count - 1, whose rows start at `keys`. */
 static void gradient_scores_fill(const gradient_scores *g, const gradient_rows *block, const attn__run *run,
                                  const score_rule *rule, key_block keys, int64_t j, int count, score_wish wish) {
     float top[ATTN_LANES] __attribute__((aligned(64)));
@@ -159,12 +154,12 @@ static void gradient_scores_fill(const gradient_scores *g, const gradient_rows *
                            .to = lane,
                            .unit = rule->unit,
                            .count = count};
-        score_products(block->words, count, qk, g->scores);
+        score_products(count, qk, g->scores);
         if (wish.edge || !rule->plain) {
             score_apply(rule, &block->rows, group, wish.edge, rule->has_extra ? g->extra + lane * count : NULL, j,
                         count, g->scores, top, wish.bend ? g->bend : NULL);
         }
-        score_products(block->words, count, vo, g->dp);
+        score_products(count, vo, g->dp);
         if (g->keep) {
             score_keep(run, &block->rows, group, j, count, g->keep);
         }

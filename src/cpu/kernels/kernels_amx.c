@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * AVX-512 with BF16 for all but the forward of bf16, which runs on tiles. */
+ * AVX-512, and forward of bf16 on tiles. CPUs that have tiles multiply floats faster than pairs: backward takes those.
+ */
 #include "vec_avx512.h"
 #include "vec_amx.h"
 
-#include "kernels.h"
 #include "forward_amx.h"
 
-const attn__kernels attn__kernels_amx = ATTN__KERNELS;
+static const attn__forward_body forward_tiles = {amx_scratch_bytes, amx_forward, finish};
+
+const attn__kernels attn__kernels_amx = {.forward = &attn__forward_avx512,
+                                         .few = &attn__few_avx512,
+                                         .backward = &attn__backward_avx512,
+                                         .sums = &attn__sums_avx512,
+                                         .forward_pairs = &forward_tiles,
+                                         .pairs_first = true};

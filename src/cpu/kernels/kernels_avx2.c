@@ -3,4 +3,4 @@
 
 #include "kernels.h"
 
-const attn__kernels attn__kernels_avx2 = ATTN__KERNELS;
+ATTN__KERNELS(avx2);

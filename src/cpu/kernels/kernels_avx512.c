@@ -3,4 +3,4 @@
 
 #include "kernels.h"
 
-const attn__kernels attn__kernels_avx512 = ATTN__KERNELS;
+ATTN__KERNELS(avx512);

@@ -3,4 +3,4 @@
 
 #include "kernels.h"
 
-const attn__kernels attn__kernels_neon = ATTN__KERNELS;
+ATTN__KERNELS(neon);

@@ -9,7 +9,7 @@
  *   dV  += P^T dO     b = P^T (b_row: key, b_step: 1 query)   x = dO   [query][dims]
  * Products start from zero and are added to c at the end, so that a long sum is a sum of block sums.
  *
- * With `pairs` an element of b and x is two bf16 side by side (two neighbours along n) and the product is vf_dot2. */
+ * Where ATTN_HAVE_DOT2, an element of b and x is two bf16 side by side (two neighbours along n). */
 #ifndef ATTN_CPU_TILE_H
 #define ATTN_CPU_TILE_H
 
@@ -23,17 +23,10 @@ typedef struct attn__operands {
     int64_t count;
 } attn__operands;
 
-#if ATTN_HAVE_DOT2
-#define ATTN__MUL_ADD(pairs, acc, x, b) ((pairs) ? vf_dot2(acc, x, b) : vf_fma(x, b, acc))
-#else
-#define ATTN__MUL_ADD(pairs, acc, x, b) vf_fma(x, b, acc)
-#endif
-
-VEC_INLINE void tile_products(const int rows, const bool pairs, const attn__operands *o, vf acc[6][ATTN_NV]) {
+VEC_INLINE void tile_products(const int rows, const attn__operands *o, vf acc[6][ATTN_NV]) {
     const float *x = o->x;
     const f32_any *b[6];
     const int64_t b_step = o->b_step, x_step = o->x_step;
-    (void)pairs;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         b[r] = o->b + r * o->b_row;
@@ -56,17 +49,20 @@ VEC_INLINE void tile_products(const int rows, const bool pairs, const attn__oper
             b[r] += b_step;
 #pragma GCC unroll 4
             for (int v = 0; v < ATTN_NV; v++) {
-                acc[r][v] = ATTN__MUL_ADD(pairs, acc[r][v], column[v], factor);
+#if ATTN_HAVE_DOT2
+                acc[r][v] = vf_dot2(acc[r][v], column[v], factor);
+#else
+                acc[r][v] = vf_fma(column[v], factor, acc[r][v]);
+#endif
             }
         }
     }
 }
 
 /* c = products, and their running maximum a lane. */
-VEC_INLINE void tile_scores(const int rows, const bool pairs, const attn__operands *o, float *c, int64_t c_row,
-                            vf maximum[ATTN_NV]) {
+VEC_INLINE void tile_scores(const int rows, const attn__operands *o, float *c, int64_t c_row, vf maximum[ATTN_NV]) {
     vf acc[6][ATTN_NV];
-    tile_products(rows, pairs, o, acc);
+    tile_products(rows, o, acc);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
@@ -78,10 +74,9 @@ VEC_INLINE void tile_scores(const int rows, const bool pairs, const attn__operan
 }
 
 /* c = c * factor + products. */
-VEC_INLINE void tile_add(const int rows, const bool pairs, const attn__operands *o, float *c, int64_t c_row,
-                         const vf factor[ATTN_NV]) {
+VEC_INLINE void tile_add(const int rows, const attn__operands *o, float *c, int64_t c_row, const vf factor[ATTN_NV]) {
     vf acc[6][ATTN_NV];
-    tile_products(rows, pairs, o, acc);
+    tile_products(rows, o, acc);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
@@ -104,63 +99,47 @@ VEC_INLINE void tile_add(const int rows, const bool pairs, const attn__operands 
     }
 
 /* `rows` rows of scores from o (whose b is advanced a tile at a time). maximum: ATTN_LANES floats, updated. */
-VEC_INLINE void panel_scores_as(const bool pairs, int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                float *maximum) {
+static __attribute__((noinline, unused)) void panel_scores(int64_t rows, attn__operands o, float *c, int64_t c_row,
+                                                           float *maximum) {
     vf top[ATTN_NV];
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         top[v] = vf_load(maximum + v * ATTN_W);
     }
     for (; rows >= ATTN_ROWS; rows -= ATTN_ROWS) {
-        tile_scores(ATTN_ROWS, pairs, &o, c, c_row, top);
+        tile_scores(ATTN_ROWS, &o, c, c_row, top);
         o.b += ATTN_ROWS * o.b_row;
         c += ATTN_ROWS * c_row;
     }
     if (rows > 0) {
-#define ATTN__CALL(r) tile_scores(r, pairs, &o, c, c_row, top)
+#define ATTN__CALL(r) tile_scores(r, &o, c, c_row, top)
         ATTN__TILE_ROWS(rows, ATTN__CALL)
 #undef ATTN__CALL
     }
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         vf_store(maximum + v * ATTN_W, top[v]);
     }
 }
 
 /* c = c * factor + products for `rows` rows. factor: ATTN_LANES floats. */
-VEC_INLINE void panel_add_as(const bool pairs, int64_t rows, attn__operands o, float *c, int64_t c_row,
-                             const float *factor) {
+static __attribute__((noinline, unused)) void panel_add(int64_t rows, attn__operands o, float *c, int64_t c_row,
+                                                        const float *factor) {
     vf scale[ATTN_NV];
+#pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         scale[v] = vf_load(factor + v * ATTN_W);
     }
     for (; rows >= ATTN_ROWS; rows -= ATTN_ROWS) {
-        tile_add(ATTN_ROWS, pairs, &o, c, c_row, scale);
+        tile_add(ATTN_ROWS, &o, c, c_row, scale);
         o.b += ATTN_ROWS * o.b_row;
         c += ATTN_ROWS * c_row;
     }
     if (rows > 0) {
-#define ATTN__CALL(r) tile_add(r, pairs, &o, c, c_row, scale)
+#define ATTN__CALL(r) tile_add(r, &o, c, c_row, scale)
         ATTN__TILE_ROWS(rows, ATTN__CALL)
 #undef ATTN__CALL
     }
 }
-
-static __attribute__((noinline)) void panel_scores(int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                                   float *maximum) {
-    panel_scores_as(false, rows, o, c, c_row, maximum);
-}
-static __attribute__((noinline)) void panel_add(int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                                const float *factor) {
-    panel_add_as(false, rows, o, c, c_row, factor);
-}
-#if ATTN_HAVE_DOT2
-static __attribute__((noinline)) void panel_scores_pairs(int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                                         float *maximum) {
-    panel_scores_as(true, rows, o, c, c_row, maximum);
-}
-static __attribute__((noinline)) void panel_add_pairs(int64_t rows, attn__operands o, float *c, int64_t c_row,
-                                                      const float *factor) {
-    panel_add_as(true, rows, o, c, c_row, factor);
-}
-#endif
 
 #endif

@@ -42,6 +42,7 @@ VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
 }
 VEC_INLINE vf vf_sums(const vf a[8]) {
     __m256 half[2];
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) { /* in each 128 bits: the four sums of a[4h ... 4h + 3] */
         const vf *v = a + 4 * h;
         __m256 even = _mm256_add_ps(_mm256_unpacklo_ps((__m256)v[0], (__m256)v[2]),

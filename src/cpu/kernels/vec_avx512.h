@@ -44,6 +44,7 @@ VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
 }
 VEC_INLINE vf vf_sums(const vf a[16]) {
     __m512 quarter[4], half[2];
+#pragma GCC unroll 4
     for (int h = 0; h < 4; h++) { /* in each 128 bits: the four sums of a[4h ... 4h + 3] */
         const vf *v = a + 4 * h;
         __m512 even = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v[0], (__m512)v[2]),
@@ -52,6 +53,7 @@ VEC_INLINE vf vf_sums(const vf a[16]) {
                                    _mm512_unpackhi_ps((__m512)v[1], (__m512)v[3]));
         quarter[h] = _mm512_add_ps(_mm512_unpacklo_ps(even, odd), _mm512_unpackhi_ps(even, odd));
     }
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
         half[h] = _mm512_add_ps(_mm512_shuffle_f32x4(quarter[2 * h], quarter[2 * h + 1], 0x88),
                                 _mm512_shuffle_f32x4(quarter[2 * h], quarter[2 * h + 1], 0xdd));

@@ -51,6 +51,7 @@ VEC_INLINE void vf_narrow_f16(uint16_t *p, vf x) {
 }
 VEC_INLINE vf vf_sums(const vf a[ATTN_W]) {
     vf sums = {0};
+#pragma GCC unroll 16
     for (int i = 0; i < ATTN_W; i++) {
         for (int lane = 0; lane < ATTN_W; lane += 4) {
             sums[i] += (a[i][lane] + a[i][lane + 1]) + (a[i][lane + 2] + a[i][lane + 3]);

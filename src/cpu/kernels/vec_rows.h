@@ -88,10 +88,12 @@ VEC_INLINE void rows_to_lanes_as(const attn_dtype dtype, const void *const rows[
     if (dim_stride == 1) {
         for (; d + ATTN_W <= dim; d += ATTN_W) {
             vf r[ATTN_W];
+#pragma GCC unroll 16
             for (int i = 0; i < ATTN_W; i++) {
                 r[i] = vf_load_as(dtype, (const char *)rows[i] + d * size);
             }
             vf_transpose(r);
+#pragma GCC unroll 16
             for (int i = 0; i < ATTN_W; i++) {
                 vf_store(out + (d + i) * out_step, r[i]);
             }
@@ -112,6 +114,7 @@ VEC_INLINE void lanes_to_rows_as(const attn_dtype dtype, const float *in, int64_
     if (dim_stride == 1) {
         for (; d + ATTN_W <= dim; d += ATTN_W) {
             vf r[ATTN_W];
+#pragma GCC unroll 16
             for (int i = 0; i < ATTN_W; i++) {
                 r[i] = vf_load(in + (d + i) * in_step);
             }

@@ -7,7 +7,8 @@
  *   vf_of(i)                           vf_widen_f16(p), vf_narrow_f16(p, x): ATTN_W halves at p
  *   vf_sums(a): lane i is the sum of the lanes of a[i], i < ATTN_W
  *   vf_dot2(acc, x, b): pairs of bf16, acc + x.lo * b.lo + x.hi * b.hi, and vf_pair(low, high), which rounds two
- *   vectors >= 0 into such pairs   (only where ATTN_HAVE_DOT2)
+ *   vectors >= 0 into such pairs   (only where ATTN_HAVE_DOT2: all products of that file are of pairs)
+ * Loops over arrays of vectors say how far they unroll: such an array stays in registers only then.
  * ATTN_NV vectors side by side make the ATTN_LANES columns of a register tile, ATTN_ROWS its rows. */
 #ifndef ATTN_CPU_VEC_TYPES_H
 #define ATTN_CPU_VEC_TYPES_H
