@@ -30,6 +30,18 @@ static void log_choice(const attn_plan *plan) {
     }
 }
 
+static void log_plan(const attn_plan *plan) {
+    attn_plan_info info;
+    if (!attn__context_logs(plan->context, ATTN__TOPIC_PLAN)) {
+        return;
+    }
+    attn__plan_info_fill(plan, &info);
+    attn__context_log(plan->context, ATTN__TOPIC_PLAN, &plan->problem,
+                      "%s,threads %d,block_q %lld,block_kv %lld,splits %lld,workspace %zu", plan->impl->name,
+                      info.threads, (long long)info.block_q, (long long)info.block_kv, (long long)info.splits,
+                      plan->workspace);
+}
+
 /* Decides everything into *plan without allocating; impl->release is owed on success. */
 static attn_status decide(attn_plan *plan, const attn_context *context, const attn_problem *problem,
                           const attn_hints *hints, attn_error *error) {
@@ -90,10 +102,7 @@ attn_status attn_plan_create(attn_plan **out, const attn_context *context, const
             return status;
         }
     }
-    attn__context_log(context, ATTN__TOPIC_PLAN, &plan->problem,
-                      "%s,threads %d,block_q %lld,block_kv %lld,splits %lld,workspace %zu", plan->impl->name,
-                      plan->choice.threads, (long long)plan->choice.block_q, (long long)plan->choice.block_kv,
-                      (long long)plan->choice.splits, plan->workspace);
+    log_plan(plan);
     *out = plan;
     return ATTN_OK;
 }
