@@ -11,7 +11,6 @@
 #define DRIVER_FUNCTIONS(X)                                                                                            \
     X(init, cuInit, (unsigned flags))                                                                                  \
     X(device_get, cuDeviceGet, (int *device, int ordinal))                                                             \
-    X(device_attribute, cuDeviceGetAttribute, (int *value, int attribute, int device))                                 \
     X(primary_retain, cuDevicePrimaryCtxRetain, (void **context, int device))                                          \
     X(context_create, cuCtxCreate_v2, (void **context, unsigned flags, int device))                                    \
     X(context_destroy, cuCtxDestroy_v2, (void *context))                                                               \
