@@ -154,7 +154,11 @@ int main(int argc, char **argv) {
     void *module = NULL;
     attn_config config = {.struct_size = sizeof config, .device = "cuda"};
     memset(&b, 0, sizeof b);
-    if (!load_driver() || attn_context_create(&b.context, &config, &b.error) != ATTN_OK ||
+    if (!load_driver()) {
+        fprintf(stderr, "host_gpu: no CUDA driver\n");
+        return 1;
+    }
+    if (attn_context_create(&b.context, &config, &b.error) != ATTN_OK ||
         attn_stream_create(&b.stream, b.context, &b.error) != ATTN_OK || !prepare(&b, argc > 1 ? argv[1] : NULL)) {
         fprintf(stderr, "host_gpu: %s %s\n", b.error.field, b.error.message);
         return 1;

@@ -24,9 +24,11 @@
  *   - A row that sees nothing gives o = 0, lse = -inf (with a sink: lse = sink) and zero gradients.
  *   - A key hidden from a row has no influence on it, whatever it holds (NaN and inf included);
  *     a visible NaN shows in the rows that see it.
- *   - On the CPU one implementation gives the same bits for any number of threads. A row's bits do
- *     not depend on what the other sequences of the batch hold; they may depend on the problem's
- *     sizes (number of sequences, heads and the token bounds), from which work is divided.
+ *   - On the CPU one implementation gives the same bits for any number of threads; on a GPU forward
+ *     gives the same bits on every run, and so does backward with ATTN_DETERMINISTIC. A row's bits do
+ *     not depend on what the other sequences of the batch hold, nor on strides and addresses; they
+ *     may depend on the problem's sizes (number of sequences, heads and the token bounds), from which
+ *     work is divided, on hints, and on a GPU on its model.
  *
  * Rules of the interface
  *   - Strides are in elements, 64 bits, in the order batch, head, token, dim. They may be 0
