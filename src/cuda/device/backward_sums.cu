@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The small kernels around backward's products. Constant WORK:
+ *     SUMS_TO_DQ   a block of threads turns one slot of float32 sums into rows of dq, scaled; rows past a used length
+ *                  get zeros
+ *     SUM_DSINK    one for each query head: adds the parts in their order, so the bits are the same on every run
+ *     CLEAR_DBIAS  1024 elements of dbias each */
+#include "gradient_tile.cuh"
+
+#define SUMS_TO_DQ  0
+#define SUM_DSINK   1
+#define CLEAR_DBIAS 2
+
+#define WORKERS   256
+#define PITCH_ROW (WIDTH_QK + 4)
+
+/* 16 rows at a time through shared memory: sums come in the order of add_dq, rows leave in theirs. */
+INLINE void sums_to_dq(const attn__params &p, int64_t number) {
+    __shared__ float line[16 * PITCH_ROW];
+    const int64_t slots = query_slots(p);
+    const int head = (int)(number / slots);
+    int n, block;
+    if (!slot_find<ROWS_Q>(p.side_q, p.batch, number % slots, TILE_Q, &n, &block)) {
+        return;
+    }
+    const rows_run run = side_run<ROWS_Q, USED_Q>(p.side_q, n);
+    const int rows = run.rows - block * TILE_Q, slot = p.accumulate ? rows : run.slot - block * TILE_Q;
+    const float *sums = p.dq_sum + number * DQ_TILE;
+    typedef element_t<DQ_DTYPE> element;
+    for (int m16 = 0; m16 < TILE_Q / 16 && m16 * 16 < slot; m16++) {
+        const int wm = m16 / DQ_M, m = m16 % DQ_M;
+        for (int at = (int)threadIdx.x; at < WIDTH_QK / 8 * 32; at += WORKERS) {
+            const int n8 = at / 32, lane = at % 32, warp = wm * DQ_WARPS_N + n8 / DQ_N;
+            const float *from = sums + warp * (DQ_M * DQ_N * 128) + (m * DQ_N + n8 % DQ_N) * 128 + lane * DQ_LANE;
+            float *to = line + (lane >> 2) * PITCH_ROW + n8 * 8 + (lane & 3) * 2;
+            to[0] = from[0];
+            to[1] = from[DQ_SUM];
+            to[8 * PITCH_ROW] = from[2 * DQ_SUM];
+            to[8 * PITCH_ROW + 1] = from[3 * DQ_SUM];
+        }
+        __syncthreads();
+        if (DIM_QK % 4 == 0 && (p.aligned & ATTN__ALIGNED_DQ) && !p.accumulate) {
+            for (int at = (int)threadIdx.x; at < 16 * (DIM_QK / 4); at += WORKERS) {
+                const int r = at / (DIM_QK / 4), column = at % (DIM_QK / 4) * 4, row = m16 * 16 + r;
+                if (row < slot) {
+                    float4 x = *(const float4 *)(line + r * PITCH_ROW + column);
+                    const float scale = p.scale;
+                    x = row < rows ? make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale)
+                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    element *to = (element *)p.dq.data +
+                                  row_offset(p.dq, run.sequence, head, run.first + block * TILE_Q + row) + column;
+                    if constexpr (DQ_DTYPE == F32) {
+                        *(float4 *)to = x;
+                    } else {
+                        *(uint2 *)to = make_uint2(narrow_pair<DQ_DTYPE>(x.x, x.y), narrow_pair<DQ_DTYPE>(x.z, x.w));
+                    }
+                }
+            }
+        } else {
+            for (int at = (int)threadIdx.x; at < 16 * DIM_QK; at += WORKERS) {
+                const int r = at / DIM_QK, column = at % DIM_QK, row = m16 * 16 + r;
+                if (row < slot) {
+                    float x = row < rows ? line[r * PITCH_ROW + column] * p.scale : 0.0f;
+                    element *to = (element *)p.dq.data +
+                                  row_offset(p.dq, run.sequence, head, run.first + block * TILE_Q + row) +
+                                  column * p.dq.stride[3];
+                    *to = narrow<DQ_DTYPE>(x + (p.accumulate ? widen<DQ_DTYPE>(*to) : 0.0f));
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
+
+INLINE void sum_dsink(const attn__params &p, int head) {
+    __shared__ float parts[WORKERS];
+    const row_scratch scratch = row_scratch_of(p);
+    float sum = 0.0f;
+    for (int64_t at = threadIdx.x; at < scratch.slots; at += WORKERS) {
+        sum += scratch.sinks[head * scratch.slots + at];
+    }
+    parts[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = WORKERS / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            parts[threadIdx.x] += parts[threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        float *to = (float *)p.dsink.data + head * p.dsink.stride[1];
+        *to = parts[0] + (p.accumulate ? *to : 0.0f);
+    }
+}
+
+INLINE void clear_dbias(const attn__params &p, int64_t number) {
+    const attn__tensor_ref &t = p.dbias;
+    const int64_t n[4] = {t.stride[0] ? p.batch : 1, t.stride[1] ? p.heads_q : 1, t.stride[2] ? p.side_q.tokens : 1,
+                          t.stride[3] ? p.side_kv.tokens : 1};
+    for (int part = 0; part < 4; part++) {
+        int64_t at = number * 1024 + part * WORKERS + threadIdx.x, offset = 0;
+        if (at >= n[0] * n[1] * n[2] * n[3]) {
+            return;
+        }
+        for (int axis = 3; axis >= 0; axis--) {
+            offset += at % n[axis] * t.stride[axis];
+            at /= n[axis];
+        }
+        ((float *)t.data)[offset] = 0.0f;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WORKERS) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    if (p.status && *p.status != 0) {
+        return;
+    }
+    const int64_t number = p.first_tile + blockIdx.x;
+    if constexpr (WORK == SUMS_TO_DQ) {
+        sums_to_dq(p, number);
+    } else if constexpr (WORK == SUM_DSINK) {
+        sum_dsink(p, (int)number);
+    } else {
+        clear_dbias(p, number);
+    }
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Before backward's products: a block of threads takes TILE_Q query rows of one head. Writes what the products read of
+ * these rows (gradient_blocks.cuh): lse in log2 units and delta, the caller's or the sum of dout * o, less dlse. Clears
+ * the rows' float32 sums of dq, and leaves the block's part of dsink, dsink = - sum over rows exp(sink - lse) * (delta
+ * - dlse)
+ *
+ * lse is brought to the units in which scores are computed: the product of a bare score with the rounded factor
+ * scale * log2(e) must meet an lse multiplied by that same rounded factor, or the difference grows with |lse|.
+ *
+ * Constants: WIDTH_QK, CLEAR_DQ, HAS_DLSE, HAS_SINK, O_DTYPE, DOUT_DTYPE, DIM_V, SCORE_PLAIN. */
+#include "gradient_blocks.cuh"
+
+#define WARPS 8
+
+/* Sum over a warp's lanes of dout * o of one row. */
+INLINE float row_delta(const attn__params &p, int s, int head, int64_t row) {
+    const int64_t o = row_offset(p.o, s, head, row), dout = row_offset(p.dout, s, head, row);
+    const int lane = (int)(threadIdx.x & 31);
+    float sum = 0.0f;
+    if (O_DTYPE == DOUT_DTYPE && O_DTYPE != F32 && DIM_V % 8 == 0 && (p.aligned & ATTN__ALIGNED_O) &&
+        (p.aligned & ATTN__ALIGNED_DOUT)) {
+        for (int column = lane * 8; column < DIM_V; column += 256) {
+            uint4 a = *(const uint4 *)((const uint16_t *)p.o.data + o + column);
+            uint4 b = *(const uint4 *)((const uint16_t *)p.dout.data + dout + column);
+            const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int half = O_DTYPE == F32 ? F16 : O_DTYPE;
+                sum = fmaf(widen<half>((uint16_t)x[n]), widen<half>((uint16_t)y[n]), sum);
+                sum = fmaf(widen<half>((uint16_t)(x[n] >> 16)), widen<half>((uint16_t)(y[n] >> 16)), sum);
+            }
+        }
+    } else {
+        for (int column = lane; column < DIM_V; column += 32) {
+            sum = fmaf(load_element<O_DTYPE>(p.o.data, o + column * p.o.stride[3]),
+                       load_element<DOUT_DTYPE>(p.dout.data, dout + column * p.dout.stride[3]), sum);
+        }
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    }
+    return sum;
+}
+
+/* One row's part of dsink. */
+INLINE float row_dsink(const attn__params &p, int head, float lse, float delta) {
+    float sink = ((const float *)p.sink.data)[head * p.sink.stride[1]];
+    return sink == -INFINITY_F || lse == -INFINITY_F ? 0.0f : -exp2_fast((sink - lse) * LOG2E) * delta;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    if (p.status && *p.status != 0) {
+        return;
+    }
+    const row_scratch scratch = row_scratch_of(p);
+    const int64_t number = p.first_tile + blockIdx.x, slot = number % scratch.slots;
+    const int head = (int)(number / scratch.slots);
+    const int warp = (int)threadIdx.x / 32, lane = (int)(threadIdx.x & 31);
+    int n, block;
+    rows_run run;
+    int count = 0;
+    if (slot_find<ROWS_Q>(p.side_q, p.batch, slot, TILE_Q, &n, &block)) {
+        run = side_run<ROWS_Q, USED_Q>(p.side_q, n);
+        count = (int)smaller(run.rows - block * TILE_Q, TILE_Q);
+    }
+    float dsink = 0.0f;
+    if (count > 0) {
+        const float factor = p.scale * LOG2E;
+        const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : (double)LOG2E;
+        for (int r = warp; r < TILE_Q; r += WARPS) {
+            float lse2 = INFINITY_F, delta = 0.0f;
+            if (r < count) {
+                const int64_t row = run.first + block * TILE_Q + r;
+                const float lse = ((const float *)p.lse.data)[row_offset(p.lse, run.sequence, head, row)];
+                delta = p.delta.data ? ((const float *)p.delta.data)[row_offset(p.delta, run.sequence, head, row)]
+                                     : row_delta(p, run.sequence, head, row);
+                if (HAS_DLSE && p.dlse.data) {
+                    delta -= ((const float *)p.dlse.data)[row_offset(p.dlse, run.sequence, head, row)];
+                }
+                if (HAS_SINK) {
+                    dsink += row_dsink(p, head, lse, delta);
+                }
+                if (lse == -INFINITY_F) {
+                    delta = 0.0f;
+                } else {
+                    /* +inf marks rows that see nothing, so a true one is kept apart */
+                    lse2 = lse == INFINITY_F ? 3.4e38f : (float)((double)lse * units);
+                }
+            }
+            if (lane == 0) {
+                scratch.lse[number * TILE_Q + r] = lse2;
+                scratch.delta[number * TILE_Q + r] = delta;
+            }
+        }
+        if (CLEAR_DQ && p.dq.data) {
+            float4 *sums = (float4 *)(p.dq_sum + number * (TILE_Q * WIDTH_QK));
+            for (int at = (int)threadIdx.x; at < TILE_Q * WIDTH_QK / 4; at += WARPS * 32) {
+                sums[at] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+    }
+    if (HAS_SINK) {
+        __shared__ float parts[WARPS];
+        if (lane == 0) {
+            parts[warp] = dsink;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int other = 1; other < WARPS; other++) {
+                dsink += parts[other];
+            }
+            scratch.sinks[number] = dsink;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Backward's own row blocks. A run of rows is cut into blocks of TILE_Q (queries) or TILE_KV (keys) rows; each block
+ * has a slot. What one kernel of backward leaves for the next lies by query slots, heads outermost:
+ *
+ *     extra:  lse    [head][slot][TILE_Q]  log2 units; +inf where a row does not exist or sees nothing, so that its
+ *                                          probabilities are 0 without a mask
+ *             delta  [head][slot][TILE_Q]  sum of dout * o, less dlse; 0 in such rows
+ *             sinks  [head][slot]          a block's part of dsink
+ *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
+ *
+ * Slots of a side: dense, sequence by sequence; packed, sequence s begins at cu[s] / tile + s, which leaves room enough
+ * without a table; segments, in the order of the list. The host counts slots by the same rule (mma_backward.c). */
+#pragma once
+#include "rows.cuh"
+
+INLINE int64_t blocks_of(int64_t rows, int tile) {
+    return (rows + tile - 1) / tile;
+}
+
+/* Slots of a side; buffers: 1, or batch where segments of each sequence lie in a buffer of their own. */
+template <int layout> INLINE int64_t side_slots(const attn__side_ref &side, int batch, int64_t buffers, int tile) {
+    if (layout == DENSE) {
+        return batch * blocks_of(side.tokens, tile);
+    }
+    return layout == PACKED ? side.total / tile + batch : buffers * (side.total / tile) + side.n_segments;
+}
+
+/* First slot of run n. */
+template <int layout> INLINE int64_t run_slot(const attn__side_ref &side, int n, int tile) {
+    if (layout == DENSE) {
+        return n * blocks_of(side.tokens, tile);
+    }
+    if (layout == PACKED) {
+        return side.cu[n] / tile + n;
+    }
+    int64_t slot = 0;
+    for (int m = 0; m < n; m++) {
+        slot += blocks_of(side.segments[m].rows, tile);
+    }
+    return slot;
+}
+
+/* Run and block of a slot; false if the slot is empty. */
+template <int layout>
+INLINE bool slot_find(const attn__side_ref &side, int batch, int64_t slot, int tile, int *run, int *block) {
+    if (layout == DENSE) {
+        int64_t each = blocks_of(side.tokens, tile);
+        *run = (int)(slot / each);
+        *block = (int)(slot % each);
+        return true;
+    }
+    if (layout == PACKED) {
+        int low = 0, high = batch;
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (run_slot<PACKED>(side, middle, tile) <= slot) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        *run = low;
+        *block = (int)(slot - run_slot<PACKED>(side, low, tile));
+        return *block < blocks_of(side.cu[low + 1] - side.cu[low], tile);
+    }
+    for (int n = 0; n < side.n_segments; n++) {
+        int64_t blocks = blocks_of(side.segments[n].rows, tile);
+        if (slot < blocks) {
+            *run = n;
+            *block = (int)slot;
+            return true;
+        }
+        slot -= blocks;
+    }
+    return false;
+}
+
+INLINE int64_t query_slots(const attn__params &p) {
+    return side_slots<ROWS_Q>(p.side_q, p.batch, p.q.stride[0] ? p.batch : 1, TILE_Q);
+}
+INLINE int64_t key_slots(const attn__params &p) {
+    return side_slots<ROWS_KV>(p.side_kv, p.batch, p.k.stride[0] ? p.batch : 1, TILE_KV);
+}
+
+typedef struct row_scratch {
+    float *lse, *delta, *sinks;
+    int64_t slots;
+} row_scratch;
+
+INLINE row_scratch row_scratch_of(const attn__params &p) {
+    row_scratch scratch;
+    scratch.slots = query_slots(p);
+    int64_t rows = p.heads_q * scratch.slots * TILE_Q;
+    scratch.lse = (float *)p.extra;
+    scratch.delta = scratch.lse + rows;
+    scratch.sinks = scratch.delta + rows;
+    return scratch;
+}
