@@ -53,9 +53,9 @@ static void add_gpu_choice(attn__text *text, const attn_plan *plan) {
     const attn__gpu_choice *choice = &plan->gpu_choice;
     attn__text_add(text, "tile            %d queries x %d keys, %d %s, %d warps\n", choice->tile_q, choice->tile_kv,
                    choice->stages, choice->stages == 1 ? "stage" : "stages", choice->warps);
-    attn__text_add(text, "form            %s, %" PRId64 " query heads a tile, keys split in %" PRId64 "\n",
-                   choice->tensor_cores ? "tensor cores" : "float32 units", choice->group > 0 ? choice->group : 1,
-                   choice->splits > 0 ? choice->splits : 1);
+    attn__text_add(text, "form            %s, %" PRId64 " query head%s a tile, keys split in %" PRId64 "\n",
+                   choice->tensor_cores ? "tensor cores" : "float32 units", choice->group > 1 ? choice->group : 1,
+                   choice->group > 1 ? "s" : "", choice->splits > 0 ? choice->splits : 1);
     add_kernels(text, plan);
 }
 
