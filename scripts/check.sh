@@ -48,7 +48,7 @@ check_ubsan() {
 # tests that run threads have something to show, and only programs of tests/ are given libarcher.
 check_tsan() {
     need clang
-    variant tsan '^(base.test_parallel|api|cpu|native|parity|stress|merge)' -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=thread
+    variant tsan '^(base.test_parallel|api|cpu|cuda.test_cache|native|parity|stress|merge)' -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=thread
 }
 
 check_fuzz() {

@@ -53,13 +53,12 @@ attn_status attn__cuda_open_pack(attn__cuda *cuda, const char *path, const char 
 
 /* The pack was found sound when it was opened. */
 static bool find_packed(const attn__cuda *cuda, const char *rest, attn__record *record) {
-    for (size_t at = 0; at < cuda->pack_size; at += record->size) {
-        if (!attn__record_frame(cuda->pack + at, cuda->pack_size - at, record)) {
-            return false;
-        }
+    size_t at = 0;
+    while (at < cuda->pack_size && attn__record_frame(cuda->pack + at, cuda->pack_size - at, record)) {
         if (strcmp(attn__record_rest(record->key), rest) == 0) {
             return true;
         }
+        at += record->size;
     }
     return false;
 }

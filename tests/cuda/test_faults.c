@@ -173,7 +173,7 @@ static void open_stage(stage *s) {
     expect_success(attn_context_create(&s->context, &c, &error), &error);
     draft_plan(&s->plan, s->context, &problem, "attn_work");
     build_plan(&s->plan);
-    s->workspace = aligned_alloc(64, s->plan.workspace + 64);
+    s->workspace = aligned_alloc(64, (s->plan.workspace / 64 + 2) * 64);
     memset(s->workspace, 0x77, s->plan.workspace + 64);
     const int32_t cu[5] = {0, 128, 128, 200, 300};
     memcpy(s->cu, cu, sizeof cu);
