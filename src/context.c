@@ -173,8 +173,7 @@ static attn_status resolve_gpu(attn_context *context, const char *arch, const ch
         .cache = context->cache,
         .kernels = own->kernels ? own->kernels : getenv("ATTN_KERNELS"),
         .kernels_field = own->kernels ? "kernels" : "ATTN_KERNELS",
-        .cuda_home = getenv("CUDA_HOME"),
-        .python = getenv("VIRTUAL_ENV"),
+        .places = {getenv("CUDA_HOME"), getenv("VIRTUAL_ENV"), getenv("CONDA_PREFIX"), getenv("HOME")},
         .compile = own->options & ATTN_COMPILE,
     };
     attn_status status = attn__cuda_open(&context->cuda, context, &settings, error);

@@ -145,7 +145,7 @@ static attn_status fill(attn__cuda *cuda, const attn__cuda_settings *settings, a
         status = attn__cuda_open_pack(cuda, settings->kernels, settings->kernels_field, error);
     }
     if (!status && cuda->compiles) {
-        attn__nvrtc_open(&cuda->nvrtc, settings->nvrtc, settings->cuda_home, settings->python);
+        attn__nvrtc_open(&cuda->nvrtc, settings->nvrtc, &settings->places);
     }
     return status;
 }

@@ -49,6 +49,15 @@ static bool try_name(attn__nvrtc *nvrtc, const char *name, int flags) {
     return library && adopt(nvrtc, library);
 }
 
+static bool try_sonames(attn__nvrtc *nvrtc, int flags) {
+    for (int n = 0; n < SONAMES; n++) {
+        if (try_name(nvrtc, sonames[n], flags)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Files that a pattern finds, the newest version first: names sort by version. */
 static bool try_pattern(attn__nvrtc *nvrtc, const char *pattern) {
     glob_t found;
@@ -74,10 +83,28 @@ static bool try_prefix(attn__nvrtc *nvrtc, const char *prefix, const char *const
     return false;
 }
 
-void attn__nvrtc_open(attn__nvrtc *nvrtc, const char *setting, const char *cuda_home, const char *python) {
+static bool try_places(attn__nvrtc *nvrtc, const attn__nvrtc_places *places) {
     static const char *const toolkit[] = {"lib64", "lib", "targets/*/lib", NULL};
     static const char *const wheels[] = {"lib/python3*/*-packages/nvidia/cu1[23]/lib",
                                          "lib/python3*/*-packages/nvidia/cuda_nvrtc/lib", NULL};
+    char local[512] = "";
+    if (places->home && *places->home) {
+        snprintf(local, sizeof local, "%.400s/.local", places->home);
+    }
+    const struct {
+        const char *prefix, *const *folders;
+    } sought[] = {{places->cuda, toolkit}, {"/usr/local/cuda", toolkit}, {"/usr/local/cuda-1[23]*", toolkit},
+                  {places->venv, wheels},  {places->conda, toolkit},     {places->conda, wheels},
+                  {local, wheels},         {"/usr/local", wheels},       {"/usr", wheels}};
+    for (size_t n = 0; n < sizeof sought / sizeof sought[0]; n++) {
+        if (sought[n].prefix && *sought[n].prefix && try_prefix(nvrtc, sought[n].prefix, sought[n].folders)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void attn__nvrtc_open(attn__nvrtc *nvrtc, const char *setting, const attn__nvrtc_places *places) {
     memset(nvrtc, 0, sizeof *nvrtc);
     if (setting) {
         snprintf(nvrtc->why, sizeof nvrtc->why, "%s%.90s", *setting ? "cannot be loaded: " : "switched off by setting",
@@ -88,22 +115,9 @@ void attn__nvrtc_open(attn__nvrtc *nvrtc, const char *setting, const char *cuda_
         return;
     }
     snprintf(nvrtc->why, sizeof nvrtc->why, "found nowhere");
-    for (int n = 0; n < SONAMES; n++) {
-        if (try_name(nvrtc, sonames[n], RTLD_NOLOAD)) {
-            return;
-        }
+    if (!try_sonames(nvrtc, RTLD_NOLOAD) && !try_sonames(nvrtc, 0)) {
+        try_places(nvrtc, places);
     }
-    for (int n = 0; n < SONAMES; n++) {
-        if (try_name(nvrtc, sonames[n], 0)) {
-            return;
-        }
-    }
-    if ((cuda_home && *cuda_home && try_prefix(nvrtc, cuda_home, toolkit)) ||
-        try_prefix(nvrtc, "/usr/local/cuda", toolkit) || try_prefix(nvrtc, "/usr/local/cuda-1[23]*", toolkit) ||
-        (python && *python && try_prefix(nvrtc, python, wheels)) || try_prefix(nvrtc, "/usr/local", wheels)) {
-        return;
-    }
-    try_prefix(nvrtc, "/usr", wheels);
 }
 
 void attn__nvrtc_close(attn__nvrtc *nvrtc) {

@@ -37,10 +37,18 @@ typedef struct attn__nvrtc {
 #undef ATTN__MEMBER
 } attn__nvrtc;
 
+/* What the environment says of places where the library may lie; each may be NULL. */
+typedef struct attn__nvrtc_places {
+    const char *cuda;  /* CUDA_HOME */
+    const char *venv;  /* VIRTUAL_ENV */
+    const char *conda; /* CONDA_PREFIX */
+    const char *home;  /* HOME */
+} attn__nvrtc_places;
+
 /* Sought, in this order: `setting` when given (and nothing else), libraries that the process has loaded, sonames, the
  * toolkit's folders, Python's nvidia wheels. An empty setting means none. Missing is no error until a kernel must be
- * compiled. `cuda_home` and `python` are CUDA_HOME and VIRTUAL_ENV of the environment, or NULL. */
-void attn__nvrtc_open(attn__nvrtc *nvrtc, const char *setting, const char *cuda_home, const char *python);
+ * compiled. */
+void attn__nvrtc_open(attn__nvrtc *nvrtc, const char *setting, const attn__nvrtc_places *places);
 void attn__nvrtc_close(attn__nvrtc *nvrtc);
 
 #endif

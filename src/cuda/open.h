@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "attn/attn.h"
+#include "cuda/nvrtc.h"
 #include "plan/plan.h"
 
 typedef struct attn__cuda attn__cuda;
@@ -20,8 +21,7 @@ typedef struct attn__cuda_settings {
     const char *cache;         /* folder; "": none */
     const char *kernels;       /* file of packed kernels; NULL: none */
     const char *kernels_field; /* "kernels" or the variable it came from, for errors */
-    const char *cuda_home;     /* CUDA_HOME; may be NULL */
-    const char *python;        /* VIRTUAL_ENV; may be NULL */
+    attn__nvrtc_places places; /* where a compiler is sought */
     bool compile;              /* ATTN_COMPILE */
 } attn__cuda_settings;
 
