@@ -97,13 +97,13 @@ static attn__kernel *start(attn_plan *plan, const tiling *t, int role, const cha
     attn__kernel *kernel = attn__kernel_start(plan, role, source, stem);
     attn__kernel_set(kernel, "TILE_Q", t->row.tile_q);
     attn__kernel_set(kernel, "WIDTH_QK", t->width_qk);
+    attn__kernel_set(kernel, "TILE_KV", t->row.tile_kv);
     return kernel;
 }
 
 /* What gradient_tile.cuh needs beyond that. */
 static void set_tile(attn__kernel *kernel, const attn_problem *p, const tiling *t, bool keys) {
     attn__kernel_set(kernel, "WIDTH_V", t->width_v);
-    attn__kernel_set(kernel, "TILE_KV", t->row.tile_kv);
     attn__kernel_set(kernel, "WARPS", t->row.warps);
     attn__kernel_set(kernel, "WARPS_Y", t->row.warps_y);
     attn__kernel_set(kernel, "STAGES", t->row.stages);
