@@ -68,7 +68,7 @@ static attn_status check_tensors(const attn_problem *p, const attn_args *a, attn
         if (tensor->backward && p->pass == ATTN_FORWARD) {
             continue;
         }
-        bool optional = is_optional(p, a, tensor) || !has_elements(p, tensor);
+        bool optional = pointers[n] || is_optional(p, a, tensor) || !has_elements(p, tensor);
         attn_status status = check_pointer(tensor->name, pointers[n], dtype != ATTN_NONE, optional,
                                            dtype == ATTN_NONE ? 1 : attn_dtype_size(dtype), error);
         if (status) {
@@ -132,20 +132,24 @@ static attn_status check_length(const side_args *s, const char *name, int64_t in
                       high);
 }
 
+/* Every run comes here, so a field is spelled only for a message. */
+static attn_status check_array(const side_args *s, const char *name, const void *pointer, bool wanted, bool optional,
+                               size_t size, attn_error *error) {
+    char field[FIELD];
+    if (pointer ? wanted && (uintptr_t)pointer % size == 0 : !wanted || optional) {
+        return ATTN_OK;
+    }
+    return check_pointer(field_of(s, name, -1, "", field), pointer, wanted, optional, size, error);
+}
+
 static attn_status check_presence(const side_args *s, attn_error *error) {
     bool packed = s->side.rows == ATTN_PACKED, segments = s->side.rows == ATTN_SEGMENTS, any = s->side.batch > 0;
-    char field[FIELD];
-    attn_status status =
-        check_pointer(field_of(s, "cu_seqlens", -1, "", field), s->cu, packed, !any, sizeof(int32_t), error);
-    status =
-        status ? status
-               : check_pointer(field_of(s, "used", -1, "", field), s->used, s->has_used, !any, sizeof(int32_t), error);
-    status = status ? status
-                    : check_pointer(field_of(s, "lengths", -1, "", field), s->lengths, segments, !any, sizeof(int32_t),
-                                    error);
+    attn_status status = check_array(s, "cu_seqlens", s->cu, packed, !any, sizeof(int32_t), error);
+    status = status ? status : check_array(s, "used", s->used, s->has_used, !any, sizeof(int32_t), error);
+    status = status ? status : check_array(s, "lengths", s->lengths, segments, !any, sizeof(int32_t), error);
     return status ? status
-                  : check_pointer(field_of(s, "segments", -1, "", field), s->side.segments, segments,
-                                  s->side.n_segments == 0, sizeof(int64_t), error);
+                  : check_array(s, "segments", s->side.segments, segments, s->side.n_segments == 0, sizeof(int64_t),
+                                error);
 }
 
 static attn_status check_cu(const side_args *s, attn_error *error) {
@@ -195,8 +199,7 @@ static attn_status check_used(const side_args *s, attn_error *error) {
 static attn_status check_segment(const side_args *s, int64_t n, attn_error *error) {
     attn_segment g = s->side.segments[n];
     int64_t length = 0;
-    char total[FIELD];
-    snprintf(total, sizeof total, "total_%s", s->suffix);
+    const char *total = s->suffix[0] == 'q' ? "total_q" : "total_kv";
     attn_status status = check_length(s, "segments", n, ".sequence", g.sequence, s->side.batch - 1, "batch - 1", error);
     status = status ? status : check_length(s, "segments", n, ".first", g.first, s->total, total, error);
     if (!status) {
@@ -256,12 +259,12 @@ static attn_status check_count(const side_args *s, attn_error *error) {
 static attn_status check_segments(const side_args *s, attn_error *error) {
     const attn_segment *list = s->side.segments;
     int64_t count = s->side.n_segments, rows = 0, position = 0;
-    char field[FIELD], limit[FIELD];
+    const char *limit = s->suffix[0] == 'q' ? "tokens_q" : "tokens_kv";
+    char field[FIELD];
     if (s->side.rows != ATTN_SEGMENTS) {
         return ATTN_OK;
     }
     for (int64_t n = 0; n < s->side.batch; n++) {
-        snprintf(limit, sizeof limit, "tokens_%s", s->suffix);
         attn_status status = check_length(s, "lengths", n, "", s->lengths[n], s->side.tokens, limit, error);
         if (status) {
             return status;

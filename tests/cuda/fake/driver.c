@@ -156,7 +156,7 @@ CUresult fake_LaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y
     if (orders.launch) {
         return orders.launch;
     }
-    snprintf(orders.name, sizeof orders.name, "%s", function->name);
+    memcpy(orders.name, function->name, sizeof orders.name);
     orders.blocks = grid_x;
     orders.threads = block_x;
     orders.shared = shared;
