@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Where to run: the caller's configuration with environment and defaults resolved, once. Immutable afterwards, so
- * threads share it without locks. Strings of the configuration are replaced by static ones; nothing of the caller's
- * memory is kept except the callbacks and their user pointers. */
+ * threads share it without locks; kernels of a GPU are added under a lock of their own. Strings of the configuration
+ * are replaced by the library's; nothing of the caller's memory is kept except the callbacks and their user
+ * pointers. */
 #ifndef ATTN_CONTEXT_H
 #define ATTN_CONTEXT_H
 

@@ -7,6 +7,8 @@
  *   2. plan       attn_plan       chosen once, immutable, prints itself, shared by threads
  *   3. run        attn_forward / attn_backward, with the caller's tensors and workspace
  * For the first five minutes: attn_run() does all three in one call.
+ * Beside it: attn_device.h, memory and streams of a GPU without its vendor's toolkit; attn_kernels.h, compiled kernels
+ * as files.
  *
  * The definition. For query row i, head h, kv head g = h / (heads_q / heads_kv):
  *     s_ij = scale * <q_i, k_j>                     scale: 1/sqrt(dim_qk) unless given
@@ -305,7 +307,8 @@ typedef enum attn_option {
 } attn_option;
 
 /* config NULL: all defaults. Reads the environment once, here (docs/environment.md lists it); fields that
- * are set win. Starts no thread. A context must outlive its plans; it is immutable, threads share it. */
+ * are set win. Starts no thread. A context must outlive its plans and what they launched; it is immutable, threads
+ * share it. */
 ATTN_API attn_status attn_context_create(attn_context **context, const attn_config *config, attn_error *error);
 ATTN_API void attn_context_destroy(attn_context *context);
 ATTN_API int attn_context_threads(const attn_context *context);
