@@ -2,6 +2,7 @@
 #define _DEFAULT_SOURCE
 #include "fake/nvrtc.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,12 +48,15 @@ int fake_DestroyProgram(nvrtcProgram *program) {
 }
 int fake_CompileProgram(nvrtcProgram program, int count, const char *const *option) {
     (void)program;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     size_t length = 0;
+    pthread_mutex_lock(&lock);
     for (int n = 0; n < count && length < sizeof orders.options; n++) {
         length += (size_t)snprintf(orders.options + length, sizeof orders.options - length, "%s ", option[n]);
     }
+    orders.compiled++;
+    pthread_mutex_unlock(&lock);
     usleep((unsigned)orders.microseconds);
-    __atomic_add_fetch(&orders.compiled, 1, __ATOMIC_SEQ_CST);
     return orders.result;
 }
 int fake_GetCUBINSize(nvrtcProgram program, size_t *size) {
