@@ -26,6 +26,13 @@
 INLINE int lane_index() {
     return (int)(threadIdx.x & 31);
 }
+/* The thread's number, computed anew: what depends on it is not kept in registers through a loop that is short of them.
+ */
+INLINE int thread_index_again() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
 INLINE uint32_t shared_address(const void *memory) {
     return (uint32_t)__cvta_generic_to_shared(memory);
 }
@@ -100,21 +107,20 @@ template <int dtype> INLINE void round_factors(uint32_t (&r)[4]) {
 }
 
 /* A lane's part of the addresses below; kept in a register each, the rest are constants. */
-INLINE uint32_t lane_of_rows(int pitch) { /* load_a, load_b_columns: 16 rows, then 16 bytes on */
-    int lane = lane_index();
+INLINE uint32_t lane_of_rows(int pitch,
+                             int lane = lane_index()) { /* load_a, load_b_columns: 16 rows, then 16 bytes on */
     return (uint32_t)((lane & 15) * pitch + (lane >> 4) * 16);
 }
-INLINE uint32_t lane_of_columns(int pitch) { /* load_b, load_a_columns: 8 rows, 16 bytes on, then the next 8 rows */
-    int lane = lane_index();
+INLINE uint32_t lane_of_columns(
+    int pitch, int lane = lane_index()) { /* load_b, load_a_columns: 8 rows, 16 bytes on, then the next 8 rows */
     return (uint32_t)(((lane & 7) + (lane >> 4) * 8) * pitch + (lane & 8) * 2);
 }
 /* f32 by words: rows 2t of the summed dimension, column g. */
-INLINE uint32_t lane_of_words(int pitch) {
-    int lane = lane_index();
+INLINE uint32_t lane_of_words(int pitch, int lane = lane_index()) {
     return (uint32_t)((lane & 3) * 2 * pitch + (lane >> 2) * 4);
 }
-template <int dtype> INLINE uint32_t lane_of_summed_rows(int pitch) {
-    return dtype == F32 ? lane_of_words(pitch) : lane_of_rows(pitch);
+template <int dtype> INLINE uint32_t lane_of_summed_rows(int pitch, int lane = lane_index()) {
+    return dtype == F32 ? lane_of_words(pitch, lane) : lane_of_rows(pitch, lane);
 }
 
 /* A from rows [m][k]. address: first row and step of the block, plus lane_of_rows. */
