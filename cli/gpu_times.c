@@ -86,7 +86,7 @@ cli_exit cli_gpu_measure(const cli_runner *runner, const cli_case *at, int least
         times->count += count;
     }
     release(&t);
-    return status ? cli_fail_library(error, "device", &cause) : CLI_RIGHT;
+    return status ? cli_fail_library(error, NULL, &cause) : CLI_RIGHT;
 }
 
 cli_exit cli_gpu_rates(const attn_context *context, attn_device_rates *rates, cli_error *error) {

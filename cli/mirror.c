@@ -21,7 +21,7 @@ static cli_exit send(cli_mirror *mirror, void **memory, const void *from, size_t
     attn_error cause;
     if (attn_memory_create(memory, mirror->context, bytes, &cause) ||
         attn_memory_copy(mirror->context, *memory, from, bytes, NULL, &cause)) {
-        return cli_fail_library(error, "device", &cause);
+        return cli_fail_library(error, NULL, &cause);
     }
     return CLI_RIGHT;
 }
@@ -85,7 +85,7 @@ cli_exit cli_mirror_fetch(const cli_mirror *mirror, const cli_case *at, cli_erro
     if (attn_stream_wait(mirror->context, NULL, &cause) ||
         (mirror->status && attn_memory_copy(mirror->context, &word, mirror->status, sizeof word, NULL, &cause)) ||
         attn_status_word(word, &cause)) {
-        return cli_fail_library(error, "device", &cause);
+        return cli_fail_library(error, NULL, &cause);
     }
     for (int s = 0; s < CLI_SLOT_COUNT; s++) {
         unsigned char *low;
@@ -93,7 +93,7 @@ cli_exit cli_mirror_fetch(const cli_mirror *mirror, const cli_case *at, cli_erro
         bool output = cli_slot_roles[s] == CLI_ROLE_OUTPUT || cli_slot_roles[s] == CLI_ROLE_BACKWARD;
         if (output && extent(at, s, &low, &bytes, &base) &&
             attn_memory_copy(mirror->context, low, mirror->tensor[s], bytes, NULL, &cause)) {
-            return cli_fail_library(error, "device", &cause);
+            return cli_fail_library(error, NULL, &cause);
         }
     }
     return CLI_RIGHT;
