@@ -10,7 +10,7 @@
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
 /* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
-enum { WIDEST_MMA = 256, WIDEST_FFMA_V = 512 };
+enum { WIDEST_MMA = 256 };
 
 static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
@@ -26,7 +26,6 @@ WIDER(wide_qk, dim_qk, WIDEST)
 WIDER(wide_v, dim_v, WIDEST)
 WIDER(wide_qk_mma, dim_qk, WIDEST_MMA)
 WIDER(wide_v_mma, dim_v, WIDEST_MMA)
-WIDER(wide_v_ffma, dim_v, WIDEST_FFMA_V)
 
 static bool is_f64(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
@@ -84,7 +83,7 @@ const attn__rule attn__rules[] = {
     {"mma", "dim_v", "at most 256", "the widest head whose sums fit a block's registers", wide_v_mma},
     {"ffma", "q.dtype", "f32, f16 or bf16", "products and softmax are in float32", is_f64},
     {"ffma", "dim_qk", "at most 576", "the widest head whose tiles fit a block", wide_qk},
-    {"ffma", "dim_v", "at most 512", "the widest head whose sums fit a block's registers", wide_v_ffma},
+    {"ffma", "dim_v", "at most 576", "the widest head whose sums fit a block's registers", wide_v},
     {"cuda_native", "q.dtype", "f32, f16 or bf16", "softmax is in float32", is_f64},
     {NULL, NULL, NULL, NULL, NULL},
 };

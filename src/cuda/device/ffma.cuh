@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Tiles of float32 products on the plain FMA units, for a block of 128 threads. Whatever the type in memory, values are
+ * widened as they are loaded; every product and sum is float32.
+ *
+ * A tile has OUTER rows of one side (queries or keys) and INNER rows of the other. Thread (ty, tx) = (t / 16, t % 16)
+ * owns the outer rows ty * ROWS ... ty * ROWS + ROWS - 1 and
+ *   tile_dot   the inner rows tx, tx + 16, tx + 32, tx + 48 of the scores:         t[ROWS][OWN]
+ *   tile_mix   the columns 64 * c + 4 * tx ... + 3 of a result of dim columns:      sum[ROWS][4 * COLUMNS(dim)]
+ * The sides walk through shared memory in chunks (of DEPTH columns, of a few rows), two buffers of CHUNK floats in
+ * turn: the next chunk is fetched into registers while one is worked on, so any head size fits.
+ *
+ * In between tiles lie in shared memory as [inner row][outer row], where each thread works on its own values in groups
+ * of four outer rows: registers are for sums. As weights they go to tile_mix. A hidden pair's weight is -0.0f and no
+ * visible pair's is: where a chunk holds NaN or inf, tile_mix leaves hidden pairs out of the sum.
+ *
+ * Constants: ROWS, 4 or 8; DEPTH, 8 or 16; TWO_TILES, the chunks' memory also holds a tile between products. */
+#pragma once
+#include "rows.cuh"
+
+#define THREADS 128
+#define OUTER   (8 * ROWS)
+#define INNER   64
+#define OWN     4
+/* Rows of a chunk of columns lie PITCH floats apart: eight threads that read four floats each of neighbouring rows
+ * touch every bank once. So do eight that write four weights each of neighbouring inner rows. */
+#define PITCH        (DEPTH + 4)
+#define WEIGHT_PITCH (OUTER + 4)
+#define CHUNK        (TWO_TILES ? INNER * WEIGHT_PITCH / 2 : (64 + INNER) * PITCH)
+#define COLUMNS(dim) (((dim) + 63) / 64)
+
+#define HIDDEN_WEIGHT __int_as_float((int)0x80000000)
+
+typedef struct tile_memory {
+    float chunk[2][CHUNK];
+    float weights[INNER * WEIGHT_PITCH];
+} tile_memory;
+static_assert((OUTER + INNER) * PITCH <= CHUNK, "a chunk of columns fits");
+
+/* Inner rows of `columns` columns in one chunk. */
+constexpr int chunk_lines(int columns) {
+    int lines = 16;
+    while (lines * 64 * columns > CHUNK) {
+        lines /= 2;
+    }
+    return lines;
+}
+
+/* The rows of a tile in memory: row r lies `base + r * step` elements from data. Rows outside [begin, end) read as 0.
+ */
+typedef struct tile_rows {
+    const void *data;
+    int64_t base, step, dim_step;
+    int begin, end;
+    bool aligned; /* 16-byte accesses along dim */
+} tile_rows;
+
+/* Row 0 of the tile is the buffer's row `row`. */
+INLINE tile_rows tile_rows_of(const attn__tensor_ref &t, int s, int head, int64_t row, int begin, int end,
+                              bool aligned) {
+    tile_rows rows = {t.data, row_offset(t, s, head, row), t.stride[2], t.stride[3], begin, end, aligned};
+    return rows;
+}
+
+/* The thread's number, computed anew where it is asked for: otherwise the compiler keeps every address that follows
+ * from it in a register through the whole walk over the keys, and spills. */
+INLINE int here() {
+    int t = threadIdx.x;
+    asm volatile("" : "+r"(t));
+    return t;
+}
+INLINE int tile_x() {
+    return threadIdx.x % 16;
+}
+INLINE int tile_y() {
+    return threadIdx.x / 16;
+}
+
+/* Four elements, 8 or 16 bytes at an address that is a multiple of that. */
+template <int dtype> INLINE float4 load_vector(const void *data, int64_t at) {
+    if constexpr (dtype == F32) {
+        return *(const float4 *)((const float *)data + at);
+    } else {
+        uint2 pair = *(const uint2 *)((const uint16_t *)data + at);
+        return make_float4(widen<dtype>((uint16_t)pair.x), widen<dtype>((uint16_t)(pair.x >> 16)),
+                           widen<dtype>((uint16_t)pair.y), widen<dtype>((uint16_t)(pair.y >> 16)));
+    }
+}
+template <int dtype> INLINE void store_vector(void *data, int64_t at, float4 x) {
+    if constexpr (dtype == F32) {
+        *(float4 *)((float *)data + at) = x;
+    } else {
+        *(uint2 *)((uint16_t *)data + at) = make_uint2(narrow_pair<dtype>(x.x, x.y), narrow_pair<dtype>(x.z, x.w));
+    }
+}
+
+/* Columns d ... d + 3 of a row; d is a multiple of 4. Columns from dim on are 0. */
+template <int dtype, int dim> INLINE float4 load_four(const tile_rows &rows, int row, int d) {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (row < rows.begin || row >= rows.end || d >= dim) {
+        return x;
+    }
+    int64_t at = rows.base + row * rows.step;
+    if (rows.aligned && (dim % 4 == 0 || d + 4 <= dim)) {
+        return load_vector<dtype>(rows.data, at + d);
+    }
+    at += d * rows.dim_step;
+    x.x = load_element<dtype>(rows.data, at);
+    if (d + 1 < dim) {
+        x.y = load_element<dtype>(rows.data, at + rows.dim_step);
+    }
+    if (d + 2 < dim) {
+        x.z = load_element<dtype>(rows.data, at + 2 * rows.dim_step);
+    }
+    if (d + 3 < dim) {
+        x.w = load_element<dtype>(rows.data, at + 3 * rows.dim_step);
+    }
+    return x;
+}
+
+INLINE void tile_clear(float (&t)[ROWS][OWN]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int n = 0; n < OWN; n++) {
+            t[r][n] = 0.0f;
+        }
+    }
+}
+
+/* One side's part of a chunk of columns: thread t holds four columns of the rows t / (DEPTH / 4) + n * apart. */
+template <int side> struct chunk_part {
+    static constexpr int across = DEPTH / 4, apart = THREADS / across, vectors = side * across;
+    static constexpr int each = (vectors + THREADS - 1) / THREADS;
+    float4 next[each];
+
+    template <int dtype, int dim> __device__ __forceinline__ void fetch(const tile_rows &rows, int first, int t) {
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            next[n] = load_four<dtype, dim>(rows, t / across + apart * n, first + t % across * 4);
+        }
+    }
+    __device__ __forceinline__ void put(float *to, int t) const {
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            if (vectors % THREADS == 0 || t + THREADS * n < vectors) {
+                *(float4 *)(to + (t / across + apart * n) * PITCH + t % across * 4) = next[n];
+            }
+        }
+    }
+};
+
+/* sum[r][n] += <outer row, inner row> over dim columns. */
+template <int outer_dtype, int inner_dtype, int dim>
+INLINE void tile_dot(float (&sum)[ROWS][OWN], const tile_rows &outer, const tile_rows &inner, tile_memory &memory) {
+    const int t = here(), x = t % 16, y = t / 16;
+    chunk_part<OUTER> next_outer;
+    chunk_part<INNER> next_inner;
+    next_outer.template fetch<outer_dtype, dim>(outer, 0, t);
+    next_inner.template fetch<inner_dtype, dim>(inner, 0, t);
+    __syncthreads(); /* the chunks' last readers are done */
+#pragma unroll 1
+    for (int first = 0; first < dim; first += DEPTH) {
+        float *left = memory.chunk[first / DEPTH & 1], *right = left + OUTER * PITCH;
+        next_outer.put(left, t);
+        next_inner.put(right, t);
+        __syncthreads();
+        if (first + DEPTH < dim) {
+            next_outer.template fetch<outer_dtype, dim>(outer, first + DEPTH, t);
+            next_inner.template fetch<inner_dtype, dim>(inner, first + DEPTH, t);
+        }
+#pragma unroll 1 /* unrolled, all its loads would come first, each in registers of its own */
+        for (int d = 0; d < DEPTH; d += 4) {
+            float4 b[OWN];
+#pragma unroll
+            for (int n = 0; n < OWN; n++) {
+                b[n] = *(const float4 *)(right + (x + 16 * n) * PITCH + d);
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const float4 a = *(const float4 *)(left + (y * ROWS + r) * PITCH + d);
+#pragma unroll
+                for (int n = 0; n < OWN; n++) {
+                    sum[r][n] = fmaf(a.x, b[n].x, sum[r][n]);
+                    sum[r][n] = fmaf(a.y, b[n].y, sum[r][n]);
+                    sum[r][n] = fmaf(a.z, b[n].z, sum[r][n]);
+                    sum[r][n] = fmaf(a.w, b[n].w, sum[r][n]);
+                }
+            }
+        }
+    }
+}
+
+/* This thread's values of a tile, and back by groups of four outer rows: x[n] has rows y * ROWS + group ... + 3 of
+ * inner row tx + 16 n. A thread reads only what it wrote, until the next barrier. */
+INLINE float *tile_place(float *tile, int group, int n) {
+    return tile + (tile_x() + 16 * n) * WEIGHT_PITCH + tile_y() * ROWS + group;
+}
+INLINE void tile_put(float *tile, const float (&t)[ROWS][OWN]) {
+#pragma unroll
+    for (int n = 0; n < OWN; n++) {
+#pragma unroll
+        for (int r = 0; r < ROWS; r += 4) {
+            *(float4 *)tile_place(tile, r, n) = make_float4(t[r][n], t[r + 1][n], t[r + 2][n], t[r + 3][n]);
+        }
+    }
+}
+INLINE void group_get(float *tile, int group, float (&x)[OWN][4]) {
+#pragma unroll
+    for (int n = 0; n < OWN; n++) {
+        *(float4 *)x[n] = *(const float4 *)tile_place(tile, group, n);
+    }
+}
+INLINE void group_put(float *tile, int group, const float (&x)[OWN][4]) {
+#pragma unroll
+    for (int n = 0; n < OWN; n++) {
+        *(float4 *)tile_place(tile, group, n) = *(const float4 *)x[n];
+    }
+}
+
+/* x, and with it 0 or NaN added to *test. */
+INLINE float4 tested(float4 x, float *test) {
+    *test = fmaf(x.x, 0.0f, *test);
+    *test = fmaf(x.y, 0.0f, *test);
+    *test = fmaf(x.z, 0.0f, *test);
+    *test = fmaf(x.w, 0.0f, *test);
+    return x;
+}
+
+/* One inner row's part. In a careful chunk hidden pairs are left out, so that 0 * NaN does not reach the sum. */
+template <bool careful, int columns>
+INLINE void mix_line(float (&sum)[ROWS][4 * columns], const float *weights, const float *line) {
+    float w[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r += 4) {
+        *(float4 *)(w + r) = *(const float4 *)(weights + r);
+    }
+#pragma unroll
+    for (int c = 0; c < columns; c++) {
+        float4 v = *(const float4 *)(line + 64 * c);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (!careful || __float_as_uint(w[r]) != 0x80000000u) {
+                sum[r][4 * c + 0] = fmaf(w[r], v.x, sum[r][4 * c + 0]);
+                sum[r][4 * c + 1] = fmaf(w[r], v.y, sum[r][4 * c + 1]);
+                sum[r][4 * c + 2] = fmaf(w[r], v.z, sum[r][4 * c + 2]);
+                sum[r][4 * c + 3] = fmaf(w[r], v.w, sum[r][4 * c + 3]);
+            }
+        }
+    }
+}
+
+/* sum[r][...] += weights of the outer row times the rows of `inner`, dim columns. */
+template <int dtype, int dim>
+INLINE void tile_mix(float (&sum)[ROWS][4 * COLUMNS(dim)], const tile_rows &inner, tile_memory &memory) {
+    constexpr int columns = COLUMNS(dim), width = 64 * columns, lines = chunk_lines(columns);
+    constexpr int vectors = lines * width / 4, each = (vectors + THREADS - 1) / THREADS;
+    const int t = here(), x = t % 16, y = t / 16;
+    float4 next[each];
+#pragma unroll
+    for (int n = 0; n < each; n++) {
+        const int at = t + THREADS * n;
+        next[n] = load_four<dtype, dim>(inner, at / (width / 4), at % (width / 4) * 4);
+    }
+    __syncthreads(); /* weights are there, the chunks' last readers done */
+#pragma unroll 1
+    for (int first = 0; first < INNER; first += lines) {
+        float *chunk = memory.chunk[first / lines & 1], test = 0.0f;
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            const int at = t + THREADS * n;
+            if (vectors % THREADS == 0 || at < vectors) {
+                *(float4 *)(chunk + 4 * at) = tested(next[n], &test);
+            }
+        }
+        const bool careful = __syncthreads_or(test != 0.0f);
+        if (first + lines < INNER) {
+#pragma unroll
+            for (int n = 0; n < each; n++) {
+                const int at = t + THREADS * n;
+                next[n] = load_four<dtype, dim>(inner, first + lines + at / (width / 4), at % (width / 4) * 4);
+            }
+        }
+        const float *weights = memory.weights + first * WEIGHT_PITCH + y * ROWS;
+        if (careful) {
+#pragma unroll 1
+            for (int line = 0; line < lines; line++) {
+                mix_line<true, columns>(sum, weights + line * WEIGHT_PITCH, chunk + line * width + 4 * x);
+            }
+        } else {
+#pragma unroll(columns <= 2 ? 2 : 1)
+            for (int line = 0; line < lines; line++) {
+                mix_line<false, columns>(sum, weights + line * WEIGHT_PITCH, chunk + line * width + 4 * x);
+            }
+        }
+    }
+}
+
+/* The thread's columns of one result row, times scale, added to what is there if `accumulate`. */
+template <int dtype, int dim>
+INLINE void store_row(const attn__tensor_ref &t, int64_t at, const float (&sum)[4 * COLUMNS(dim)], float scale,
+                      bool aligned, bool accumulate) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS(dim); c++) {
+        const int d = 64 * c + 4 * tile_x();
+        float4 x =
+            make_float4(sum[4 * c] * scale, sum[4 * c + 1] * scale, sum[4 * c + 2] * scale, sum[4 * c + 3] * scale);
+        if (aligned && d + 4 <= dim) {
+            if (accumulate) {
+                float4 before = load_vector<dtype>(t.data, at + d);
+                x = make_float4(before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w);
+            }
+            store_vector<dtype>(t.data, at + d, x);
+        } else {
+            const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                if (d + n < dim) {
+                    const int64_t to = at + (d + n) * t.stride[3];
+                    const float before = accumulate ? load_element<dtype>(t.data, to) : 0.0f;
+                    store_element<dtype>(t.data, to, before + values[n]);
+                }
+            }
+        }
+    }
+}
+template <int dtype, int dim> INLINE void store_zeros(const attn__tensor_ref &t, int64_t at, bool aligned) {
+    float zeros[4 * COLUMNS(dim)];
+#pragma unroll
+    for (int c = 0; c < 4 * COLUMNS(dim); c++) {
+        zeros[c] = 0.0f;
+    }
+    store_row<dtype, dim>(t, at, zeros, 0.0f, aligned, false);
+}
