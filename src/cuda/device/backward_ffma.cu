@@ -30,60 +30,24 @@ INLINE void clear_sums(gradient_sums &sums) {
     }
 }
 
-/* The tile's rows in the four inputs; row_q and row_kv are the buffers' rows of its first query and key. */
-typedef struct gradient_rows {
-    tile_rows q, k, v, dout;
-} gradient_rows;
-
-INLINE gradient_rows rows_of_tile(const attn__params &p, const gradient_tile &tile, int64_t row_q, int64_t row_kv) {
-    const int s = tile.s, head = tile.head, head_kv = tile.head / p.group;
-    gradient_rows rows = {
-        tile_rows_of(p.q, s, head, row_q, tile.i_begin, tile.i_end, p.aligned & ATTN__ALIGNED_Q),
-        tile_rows_of(p.k, s, head_kv, row_kv, tile.j_begin, tile.j_end, p.aligned & ATTN__ALIGNED_K),
-        tile_rows_of(p.v, s, head_kv, row_kv, tile.j_begin, tile.j_end, p.aligned & ATTN__ALIGNED_V),
-        tile_rows_of(p.dout, s, head, row_q, tile.i_begin, tile.i_end, p.aligned & ATTN__ALIGNED_DOUT)};
-    return rows;
-}
-
-/* Raw <q, k> into weights, <dout, v> into the chunks' memory. */
-INLINE void put_scores(const gradient_rows &rows, tile_memory &memory) {
-    float t[ROWS][OWN];
-    tile_clear(t);
-    if (OUTER_QUERIES) {
-        tile_dot<DTYPE, DTYPE, DIM_QK>(t, rows.q, rows.k, memory);
-    } else {
-        tile_dot<DTYPE, DTYPE, DIM_QK>(t, rows.k, rows.q, memory);
-    }
-    tile_put(memory.weights, t);
-}
-INLINE float *put_products(const gradient_rows &rows, tile_memory &memory) {
-    float t[ROWS][OWN];
-    tile_clear(t);
-    if (OUTER_QUERIES) {
-        tile_dot<DOUT_DTYPE, DTYPE, DIM_V>(t, rows.dout, rows.v, memory);
-    } else {
-        tile_dot<DTYPE, DOUT_DTYPE, DIM_V>(t, rows.v, rows.dout, memory);
-    }
-    __syncthreads(); /* the chunks' last readers are done */
-    tile_put(memory.chunk[0], t);
-    return memory.chunk[0];
-}
-
-INLINE void add_tile(const attn__params &p, const gradient_tile &tile, const gradient_rows &rows, tile_memory &memory,
-                     gradient_sums &sums) {
-    put_scores(rows, memory);
+INLINE void add_tile(const attn__params &p, const gradient_tile &tile, tile_memory &memory, gradient_sums &sums) {
+    put_scores(p, tile, memory);
     if (MAKE_DV) {
         tile_weights<WEIGHT_P>(p, tile, memory.weights, nullptr);
-        tile_mix<DOUT_DTYPE, DIM_V>(sums.v, rows.dout, memory);
+        tile_mix<DOUT_DTYPE, DIM_V>(sums.v, query_rows(tile, p.dout, p.aligned & ATTN__ALIGNED_DOUT), memory);
     }
     if (MAKE_DQ || MAKE_DK) {
-        float *products = put_products(rows, memory);
+        float *products = put_products(p, tile, memory);
         if (MAKE_DV) {
             tile_gradients_of(tile, memory.weights, products);
         } else {
             tile_weights<WEIGHT_DX>(p, tile, memory.weights, products);
         }
-        tile_mix<DTYPE, DIM_QK>(sums.x, MAKE_DQ ? rows.k : rows.q, memory);
+        if (MAKE_DQ) {
+            tile_mix<DTYPE, DIM_QK>(sums.x, key_rows(p, tile, p.k, p.aligned & ATTN__ALIGNED_K), memory);
+        } else {
+            tile_mix<DTYPE, DIM_QK>(sums.x, query_rows(tile, p.q, p.aligned & ATTN__ALIGNED_Q), memory);
+        }
     }
 }
 
@@ -114,6 +78,7 @@ INLINE void sum_queries(const attn__params &p, gradient_tile &tile, tile_memory 
         tile.length = queries.length;
         tile.i = queries.position;
         tile.shift = queries.shift;
+        tile.row_q = queries.run.first + queries.first;
         tile.i_begin = tile.j_begin = 0;
         tile.i_end = (int)smaller(OUTER, queries.run.rows - queries.first);
     }
@@ -121,7 +86,7 @@ INLINE void sum_queries(const attn__params &p, gradient_tile &tile, tile_memory 
     if (queries.first >= queries.run.slot) {
         return;
     }
-    load_statistics(p, tile, queries.run.first + queries.first);
+    load_statistics(p, tile);
     int list = 0, lists = 0;
     if (queries.first < queries.run.rows) {
         side_range<ROWS_KV>(p.side_kv, tile.s, &list, &lists);
@@ -132,22 +97,22 @@ INLINE void sum_queries(const attn__params &p, gradient_tile &tile, tile_memory 
             keys = key_span_of(p, queries.low, queries.high, queries.length, list);
         }
         __syncthreads();
-        for (int64_t j = keys.first; j < keys.last; j += INNER) {
+        for (unsigned at = 0; at < keys.count; at += INNER) {
+            const int j = keys.first + (int)at;
             const int count = (int)smaller(INNER, keys.last - j);
-            if (band_hides_block(p, queries.low, queries.high, (int)j, (int)j + count)) {
+            if (band_hides_block(p, queries.low, queries.high, j, j + count)) {
                 continue;
             }
             __syncthreads(); /* the last tile's readers are done */
             if (threadIdx.x == 0) {
                 tile.j = j;
+                tile.row_kv = keys.run.first + (j - keys.run.position);
                 tile.j_end = count;
                 tile.full = count == INNER && tile.i_end == OUTER &&
                             band_shows_all(p, queries.low, queries.high, queries.length, j, INNER);
             }
             __syncthreads();
-            const gradient_rows rows =
-                rows_of_tile(p, tile, queries.run.first + queries.first, keys.run.first + (j - keys.run.position));
-            add_tile(p, tile, rows, memory, sums);
+            add_tile(p, tile, memory, sums);
         }
     }
     if (MAKE_DQ) {
@@ -185,6 +150,7 @@ INLINE void sum_keys(const attn__params &p, gradient_tile &tile, tile_memory &me
         tile.length = side_length<ROWS_KV, USED_KV>(p.side_kv, tile.s);
         tile.shift = row_shift(p, tile.s);
         tile.j = keys.run.position + keys.first;
+        tile.row_kv = keys.run.first + keys.first;
         tile.i_begin = tile.j_begin = 0;
         tile.j_end = (int)smaller(OUTER, keys.run.rows - keys.first);
     }
@@ -209,14 +175,14 @@ INLINE void sum_keys(const attn__params &p, gradient_tile &tile, tile_memory &me
                 if (threadIdx.x == 0) {
                     tile.head = head;
                     tile.i = run.position + first;
+                    tile.row_q = run.first + first;
                     tile.i_end = count;
                     tile.full =
                         count == INNER && seen == OUTER && band_shows_all(p, low, high, tile.length, tile.j, OUTER);
                 }
                 __syncthreads();
-                load_statistics(p, tile, run.first + first);
-                const gradient_rows rows = rows_of_tile(p, tile, run.first + first, keys.run.first + keys.first);
-                add_tile(p, tile, rows, memory, sums);
+                load_statistics(p, tile);
+                add_tile(p, tile, memory, sums);
             }
         }
     }

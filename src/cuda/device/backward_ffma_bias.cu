@@ -38,23 +38,11 @@ INLINE bool cut_run(const rows_run &run, int64_t position, int count, int *begin
 }
 
 /* dS of one tile added to sum. */
-INLINE void add_tile(const attn__params &p, gradient_tile &tile, int64_t row_q, int64_t row_kv, tile_memory &memory,
-                     float (&sum)[ROWS][OWN]) {
-    const int head_kv = tile.head / p.group;
-    float t[ROWS][OWN];
-    load_statistics(p, tile, row_q);
-    tile_clear(t);
-    tile_dot<DTYPE, DTYPE, DIM_QK>(
-        t, tile_rows_of(p.q, tile.s, tile.head, row_q, tile.i_begin, tile.i_end, p.aligned & ATTN__ALIGNED_Q),
-        tile_rows_of(p.k, tile.s, head_kv, row_kv, tile.j_begin, tile.j_end, p.aligned & ATTN__ALIGNED_K), memory);
-    tile_put(memory.weights, t);
-    tile_clear(t);
-    tile_dot<DOUT_DTYPE, DTYPE, DIM_V>(
-        t, tile_rows_of(p.dout, tile.s, tile.head, row_q, tile.i_begin, tile.i_end, p.aligned & ATTN__ALIGNED_DOUT),
-        tile_rows_of(p.v, tile.s, head_kv, row_kv, tile.j_begin, tile.j_end, p.aligned & ATTN__ALIGNED_V), memory);
-    __syncthreads();
-    tile_put(memory.chunk[0], t);
-    tile_weights<WEIGHT_DS>(p, tile, memory.weights, memory.chunk[0]);
+INLINE void add_tile(const attn__params &p, gradient_tile &tile, tile_memory &memory, float (&sum)[ROWS][OWN]) {
+    load_statistics(p, tile);
+    put_scores(p, tile, memory);
+    float *products = put_products(p, tile, memory);
+    tile_weights<WEIGHT_DS>(p, tile, memory.weights, products);
 #pragma unroll
     for (int group = 0; group < ROWS; group += 4) {
         float x[OWN][4];
@@ -93,12 +81,13 @@ INLINE void add_positions(const attn__params &p, gradient_tile &tile, tile_memor
                 tile.i_end = i_end;
                 tile.j_begin = j_begin;
                 tile.j_end = j_end;
+                tile.row_q = queries.first + (tile.i - queries.position);
+                tile.row_kv = keys.first + (tile.j - keys.position);
                 tile.full = i_end - i_begin == OUTER && j_end - j_begin == INNER &&
                             band_shows_all(p, low, high, tile.length, tile.j, INNER);
             }
             __syncthreads();
-            add_tile(p, tile, queries.first + (tile.i - queries.position), keys.first + (tile.j - keys.position),
-                     memory, sum);
+            add_tile(p, tile, memory, sum);
         }
     }
 }

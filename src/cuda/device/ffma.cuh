@@ -36,15 +36,6 @@ typedef struct tile_memory {
 } tile_memory;
 static_assert((OUTER + INNER) * PITCH <= CHUNK, "a chunk of columns fits");
 
-/* Inner rows of `columns` columns in one chunk. */
-constexpr int chunk_lines(int columns) {
-    int lines = 16;
-    while (lines * 64 * columns > CHUNK) {
-        lines /= 2;
-    }
-    return lines;
-}
-
 /* The rows of a tile in memory: row r lies `base + r * step` elements from data. Rows outside [begin, end) read as 0.
  */
 typedef struct tile_rows {
@@ -93,17 +84,16 @@ template <int dtype> INLINE void store_vector(void *data, int64_t at, float4 x) 
     }
 }
 
-/* Columns d ... d + 3 of a row; d is a multiple of 4. Columns from dim on are 0. */
-template <int dtype, int dim> INLINE float4 load_four(const tile_rows &rows, int row, int d) {
+/* Columns d ... d + 3 of a row, d a multiple of 4, from element `at` on; 0 from column dim on, or where there is no
+ * such row. Rows that may be read in vectors hold whole vectors. */
+template <int dtype, int dim> INLINE float4 load_four(const tile_rows &rows, int64_t at, bool there, int d) {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (row < rows.begin || row >= rows.end || d >= dim) {
+    if (!there || d >= dim) {
         return x;
     }
-    int64_t at = rows.base + row * rows.step;
-    if (rows.aligned && (dim % 4 == 0 || d + 4 <= dim)) {
-        return load_vector<dtype>(rows.data, at + d);
+    if (dim % 4 == 0 && rows.aligned) {
+        return load_vector<dtype>(rows.data, at);
     }
-    at += d * rows.dim_step;
     x.x = load_element<dtype>(rows.data, at);
     if (d + 1 < dim) {
         x.y = load_element<dtype>(rows.data, at + rows.dim_step);
@@ -127,16 +117,26 @@ INLINE void tile_clear(float (&t)[ROWS][OWN]) {
     }
 }
 
-/* One side's part of a chunk of columns: thread t holds four columns of the rows t / (DEPTH / 4) + n * apart. */
-template <int side> struct chunk_part {
+/* One side's part of a chunk of columns: thread t holds columns 4 * (t % across) ... + 3 of the rows t / across + n *
+ * apart. */
+template <int side, int dtype, int dim> struct chunk_part {
     static constexpr int across = DEPTH / 4, apart = THREADS / across, vectors = side * across;
     static constexpr int each = (vectors + THREADS - 1) / THREADS;
+    int64_t at[each];
     float4 next[each];
 
-    template <int dtype, int dim> __device__ __forceinline__ void fetch(const tile_rows &rows, int first, int t) {
+    __device__ __forceinline__ void start(const tile_rows &rows, int t) {
 #pragma unroll
         for (int n = 0; n < each; n++) {
-            next[n] = load_four<dtype, dim>(rows, t / across + apart * n, first + t % across * 4);
+            at[n] = rows.base + (t / across + apart * n) * rows.step + t % across * 4 * rows.dim_step;
+        }
+    }
+    __device__ __forceinline__ void fetch(const tile_rows &rows, int first, int t) {
+#pragma unroll
+        for (int n = 0; n < each; n++) {
+            const int row = t / across + apart * n;
+            next[n] = load_four<dtype, dim>(rows, at[n], row >= rows.begin && row < rows.end, first + t % across * 4);
+            at[n] += DEPTH * rows.dim_step;
         }
     }
     __device__ __forceinline__ void put(float *to, int t) const {
@@ -152,11 +152,13 @@ template <int side> struct chunk_part {
 /* sum[r][n] += <outer row, inner row> over dim columns. */
 template <int outer_dtype, int inner_dtype, int dim>
 INLINE void tile_dot(float (&sum)[ROWS][OWN], const tile_rows &outer, const tile_rows &inner, tile_memory &memory) {
-    const int t = here(), x = t % 16, y = t / 16;
-    chunk_part<OUTER> next_outer;
-    chunk_part<INNER> next_inner;
-    next_outer.template fetch<outer_dtype, dim>(outer, 0, t);
-    next_inner.template fetch<inner_dtype, dim>(inner, 0, t);
+    const int t = here();
+    chunk_part<OUTER, outer_dtype, dim> next_outer;
+    chunk_part<INNER, inner_dtype, dim> next_inner;
+    next_outer.start(outer, t);
+    next_inner.start(inner, t);
+    next_outer.fetch(outer, 0, t);
+    next_inner.fetch(inner, 0, t);
     __syncthreads(); /* the chunks' last readers are done */
 #pragma unroll 1
     for (int first = 0; first < dim; first += DEPTH) {
@@ -165,25 +167,40 @@ INLINE void tile_dot(float (&sum)[ROWS][OWN], const tile_rows &outer, const tile
         next_inner.put(right, t);
         __syncthreads();
         if (first + DEPTH < dim) {
-            next_outer.template fetch<outer_dtype, dim>(outer, first + DEPTH, t);
-            next_inner.template fetch<inner_dtype, dim>(inner, first + DEPTH, t);
+            next_outer.fetch(outer, first + DEPTH, t);
+            next_inner.fetch(inner, first + DEPTH, t);
         }
+        left += t / 16 * ROWS * PITCH;
+        right += t % 16 * PITCH;
 #pragma unroll 1 /* unrolled, all its loads would come first, each in registers of its own */
         for (int d = 0; d < DEPTH; d += 4) {
-            float4 b[OWN];
+            float4 b[OWN], a[2];
+            a[0] = *(const float4 *)(left + d);
 #pragma unroll
             for (int n = 0; n < OWN; n++) {
-                b[n] = *(const float4 *)(right + (x + 16 * n) * PITCH + d);
+                b[n] = *(const float4 *)(right + 16 * n * PITCH + d);
             }
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
-                const float4 a = *(const float4 *)(left + (y * ROWS + r) * PITCH + d);
+                if (r + 1 < ROWS) {
+                    a[(r + 1) & 1] = *(const float4 *)(left + (r + 1) * PITCH + d);
+                }
+                const float4 x = a[r & 1];
 #pragma unroll
                 for (int n = 0; n < OWN; n++) {
-                    sum[r][n] = fmaf(a.x, b[n].x, sum[r][n]);
-                    sum[r][n] = fmaf(a.y, b[n].y, sum[r][n]);
-                    sum[r][n] = fmaf(a.z, b[n].z, sum[r][n]);
-                    sum[r][n] = fmaf(a.w, b[n].w, sum[r][n]);
+                    sum[r][n] = fmaf(x.x, b[n].x, sum[r][n]);
+                }
+#pragma unroll
+                for (int n = 0; n < OWN; n++) {
+                    sum[r][n] = fmaf(x.y, b[n].y, sum[r][n]);
+                }
+#pragma unroll
+                for (int n = 0; n < OWN; n++) {
+                    sum[r][n] = fmaf(x.z, b[n].z, sum[r][n]);
+                }
+#pragma unroll
+                for (int n = 0; n < OWN; n++) {
+                    sum[r][n] = fmaf(x.w, b[n].w, sum[r][n]);
                 }
             }
         }
@@ -226,70 +243,83 @@ INLINE float4 tested(float4 x, float *test) {
     return x;
 }
 
-/* One inner row's part. In a careful chunk hidden pairs are left out, so that 0 * NaN does not reach the sum. */
-template <bool careful, int columns>
-INLINE void mix_line(float (&sum)[ROWS][4 * columns], const float *weights, const float *line) {
-    float w[ROWS];
+/* `lines` inner rows' part of four columns. In a careful chunk hidden pairs are left out, so that 0 * NaN does not
+ * reach the sum. */
+template <bool careful, int lines, int unrolled>
+INLINE void mix_lines(float (&sum)[ROWS][4], const float *weights, const float *chunk) {
+#pragma unroll(unrolled)
+    for (int line = 0; line < lines; line++) {
+        const float4 v = *(const float4 *)(chunk + 64 * line);
+        float w[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r += 4) {
-        *(float4 *)(w + r) = *(const float4 *)(weights + r);
-    }
-#pragma unroll
-    for (int c = 0; c < columns; c++) {
-        float4 v = *(const float4 *)(line + 64 * c);
+        for (int r = 0; r < ROWS; r += 4) {
+            *(float4 *)(w + r) = *(const float4 *)(weights + line * WEIGHT_PITCH + r);
+        }
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (!careful || __float_as_uint(w[r]) != 0x80000000u) {
-                sum[r][4 * c + 0] = fmaf(w[r], v.x, sum[r][4 * c + 0]);
-                sum[r][4 * c + 1] = fmaf(w[r], v.y, sum[r][4 * c + 1]);
-                sum[r][4 * c + 2] = fmaf(w[r], v.z, sum[r][4 * c + 2]);
-                sum[r][4 * c + 3] = fmaf(w[r], v.w, sum[r][4 * c + 3]);
-            }
+            const bool hidden = careful && __float_as_uint(w[r]) == 0x80000000u;
+            sum[r][0] = fmaf(w[r], hidden ? 0.0f : v.x, sum[r][0]);
+            sum[r][1] = fmaf(w[r], hidden ? 0.0f : v.y, sum[r][1]);
+            sum[r][2] = fmaf(w[r], hidden ? 0.0f : v.z, sum[r][2]);
+            sum[r][3] = fmaf(w[r], hidden ? 0.0f : v.w, sum[r][3]);
         }
     }
 }
 
-/* sum[r][...] += weights of the outer row times the rows of `inner`, dim columns. */
+#define LINES 16 /* inner rows of a chunk of 64 columns */
+
+/* Inner rows first ... first + LINES - 1, columns 64 * c ... + 63: two vectors a thread. */
+template <int dtype, int dim> INLINE void fetch_lines(float4 (&next)[2], const tile_rows &inner, int c, int first) {
+    const int t = here(), d = 64 * c + t % 16 * 4;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const int row = first + t / 16 + 8 * n;
+        next[n] = load_four<dtype, dim>(inner, inner.base + row * inner.step + d * inner.dim_step,
+                                        row >= inner.begin && row < inner.end, d);
+    }
+}
+
+/* sum[r][...] += weights of the outer row times the rows of `inner`, dim columns. The tile's part is summed apart: long
+ * sums then err by the number of tiles and of a tile's rows, not by their product. */
 template <int dtype, int dim>
 INLINE void tile_mix(float (&sum)[ROWS][4 * COLUMNS(dim)], const tile_rows &inner, tile_memory &memory) {
-    constexpr int columns = COLUMNS(dim), width = 64 * columns, lines = chunk_lines(columns);
-    constexpr int vectors = lines * width / 4, each = (vectors + THREADS - 1) / THREADS;
-    const int t = here(), x = t % 16, y = t / 16;
-    float4 next[each];
-#pragma unroll
-    for (int n = 0; n < each; n++) {
-        const int at = t + THREADS * n;
-        next[n] = load_four<dtype, dim>(inner, at / (width / 4), at % (width / 4) * 4);
-    }
+    static_assert(LINES * 64 <= CHUNK, "a chunk of rows fits");
+    const int t = here();
+    float4 next[2];
+    fetch_lines<dtype, dim>(next, inner, 0, 0);
     __syncthreads(); /* weights are there, the chunks' last readers done */
-#pragma unroll 1
-    for (int first = 0; first < INNER; first += lines) {
-        float *chunk = memory.chunk[first / lines & 1], test = 0.0f;
 #pragma unroll
-        for (int n = 0; n < each; n++) {
-            const int at = t + THREADS * n;
-            if (vectors % THREADS == 0 || at < vectors) {
-                *(float4 *)(chunk + 4 * at) = tested(next[n], &test);
+    for (int c = 0; c < COLUMNS(dim); c++) {
+        float part[ROWS][4];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            part[r][0] = part[r][1] = part[r][2] = part[r][3] = 0.0f;
+        }
+#pragma unroll 1
+        for (int first = 0; first < INNER; first += LINES) {
+            float *chunk = memory.chunk[first / LINES & 1] + 4 * t, test = 0.0f;
+            *(float4 *)chunk = tested(next[0], &test);
+            *(float4 *)(chunk + 4 * THREADS) = tested(next[1], &test);
+            const bool careful = __syncthreads_or(test != 0.0f);
+            if (first + LINES < INNER) {
+                fetch_lines<dtype, dim>(next, inner, c, first + LINES);
+            } else if (c + 1 < COLUMNS(dim)) {
+                fetch_lines<dtype, dim>(next, inner, c + 1, 0);
+            }
+            const float *weights = memory.weights + first * WEIGHT_PITCH + t / 16 * ROWS;
+            chunk += 4 * (t % 16 - t);
+            if (careful) {
+                mix_lines<true, LINES, 1>(part, weights, chunk);
+            } else {
+                mix_lines<false, LINES, TWO_TILES && COLUMNS(dim) == 2 ? 1 : 2>(part, weights, chunk);
             }
         }
-        const bool careful = __syncthreads_or(test != 0.0f);
-        if (first + lines < INNER) {
 #pragma unroll
-            for (int n = 0; n < each; n++) {
-                const int at = t + THREADS * n;
-                next[n] = load_four<dtype, dim>(inner, first + lines + at / (width / 4), at % (width / 4) * 4);
-            }
-        }
-        const float *weights = memory.weights + first * WEIGHT_PITCH + y * ROWS;
-        if (careful) {
-#pragma unroll 1
-            for (int line = 0; line < lines; line++) {
-                mix_line<true, columns>(sum, weights + line * WEIGHT_PITCH, chunk + line * width + 4 * x);
-            }
-        } else {
-#pragma unroll(columns <= 2 ? 2 : 1)
-            for (int line = 0; line < lines; line++) {
-                mix_line<false, columns>(sum, weights + line * WEIGHT_PITCH, chunk + line * width + 4 * x);
+        for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                sum[r][4 * c + n] += part[r][n];
+                asm volatile("" : "+f"(sum[r][4 * c + n])); /* added now, or all parts would wait in registers */
             }
         }
     }

@@ -17,17 +17,19 @@
 
 typedef struct gradient_tile {
     int s, head, length;
-    int64_t i, j, shift; /* positions of the first query and key; i' - i */
-    int i_begin, i_end;  /* queries and keys of the tile that count */
+    int64_t i, j, shift;   /* positions of the first query and key; i' - i */
+    int64_t row_q, row_kv; /* rows of the buffers that those are in */
+    int i_begin, i_end;    /* queries and keys of the tile that count */
     int j_begin, j_end;
     bool full;               /* every pair is visible */
     float lse[QUERIES];      /* +inf in place of -inf: such a row has no weight */
     float shift_of[QUERIES]; /* delta - dlse */
 } gradient_tile;
 
-/* By all threads: the statistics of the tile's queries, whose first lies in the buffer's row `row`. */
-INLINE void load_statistics(const attn__params &p, gradient_tile &tile, int64_t row) {
+/* By all threads: the statistics of the tile's queries. */
+INLINE void load_statistics(const attn__params &p, gradient_tile &tile) {
     const int n = threadIdx.x;
+    const int64_t row = tile.row_q;
     if (n < QUERIES) {
         float lse = INFINITY_F, shift = 0.0f;
         if (n >= tile.i_begin && n < tile.i_end) {
@@ -43,6 +45,40 @@ INLINE void load_statistics(const attn__params &p, gradient_tile &tile, int64_t 
         tile.lse[n] = lse;
         tile.shift_of[n] = shift;
     }
+}
+
+/* The tile's rows in the inputs, worked out where they are needed: registers are for sums. */
+INLINE tile_rows query_rows(const gradient_tile &tile, const attn__tensor_ref &t, bool aligned) {
+    return tile_rows_of(t, tile.s, tile.head, tile.row_q, tile.i_begin, tile.i_end, aligned);
+}
+INLINE tile_rows key_rows(const attn__params &p, const gradient_tile &tile, const attn__tensor_ref &t, bool aligned) {
+    return tile_rows_of(t, tile.s, tile.head / p.group, tile.row_kv, tile.j_begin, tile.j_end, aligned);
+}
+
+/* Raw products <q, k> into weights. */
+INLINE void put_scores(const attn__params &p, const gradient_tile &tile, tile_memory &memory) {
+    const tile_rows q = query_rows(tile, p.q, p.aligned & ATTN__ALIGNED_Q);
+    const tile_rows k = key_rows(p, tile, p.k, p.aligned & ATTN__ALIGNED_K);
+    float t[ROWS][OWN];
+    tile_clear(t);
+    tile_dot<DTYPE, DTYPE, DIM_QK>(t, OUTER_QUERIES ? q : k, OUTER_QUERIES ? k : q, memory);
+    tile_put(memory.weights, t);
+}
+
+/* <dout, v> into the memory of the chunks. */
+INLINE float *put_products(const attn__params &p, const gradient_tile &tile, tile_memory &memory) {
+    const tile_rows dout = query_rows(tile, p.dout, p.aligned & ATTN__ALIGNED_DOUT);
+    const tile_rows v = key_rows(p, tile, p.v, p.aligned & ATTN__ALIGNED_V);
+    float t[ROWS][OWN];
+    tile_clear(t);
+    if (OUTER_QUERIES) {
+        tile_dot<DOUT_DTYPE, DTYPE, DIM_V>(t, dout, v, memory);
+    } else {
+        tile_dot<DTYPE, DOUT_DTYPE, DIM_V>(t, v, dout, memory);
+    }
+    __syncthreads(); /* the chunks' last readers are done */
+    tile_put(memory.chunk[0], t);
+    return memory.chunk[0];
 }
 
 INLINE uint32_t keep_of(const attn__params &p, const gradient_tile &tile) {

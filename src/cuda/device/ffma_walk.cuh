@@ -34,6 +34,7 @@ INLINE query_tile query_tile_of(const attn__params &p) {
 typedef struct key_span {
     rows_run run;
     int first, last;
+    unsigned count; /* last - first, or 0 */
 } key_span;
 
 INLINE key_span key_span_of(const attn__params &p, int64_t low, int64_t high, int length, int list) {
@@ -44,6 +45,7 @@ INLINE key_span key_span_of(const attn__params &p, int64_t low, int64_t high, in
     band_span(p, low, high, length, &keys.first, &keys.last);
     /* Blocks begin where dropout's words do, if the run lets them. */
     keys.first = (int)larger(keys.run.position, keys.first & ~3);
+    keys.count = keys.last > keys.first ? keys.last - keys.first : 0;
     return keys;
 }
 

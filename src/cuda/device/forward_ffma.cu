@@ -175,9 +175,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
             keys = key_span_of(p, tile.low, tile.high, tile.length, list);
         }
         __syncthreads();
-        for (int64_t j = keys.first; j < keys.last; j += INNER) {
-            const int end = (int)smaller(j + INNER, keys.last);
-            if (band_hides_block(p, tile.low, tile.high, (int)j, end)) {
+        for (unsigned at = 0; at < keys.count; at += INNER) {
+            const int j = keys.first + (int)at;
+            const int end = (int)smaller((int64_t)j + INNER, keys.last);
+            if (band_hides_block(p, tile.low, tile.high, j, end)) {
                 continue;
             }
             const bool full = end - j == INNER && band_shows_all(p, tile.low, tile.high, tile.length, j, INNER);
@@ -186,13 +187,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
                 float t[ROWS][OWN];
                 tile_clear(t);
                 tile_dot<DTYPE, DTYPE, DIM_QK>(
-                    t, queries, tile_rows_of(p.k, s, head_kv, row, 0, end - (int)j, p.aligned & ATTN__ALIGNED_K),
-                    memory);
+                    t, queries, tile_rows_of(p.k, s, head_kv, row, 0, end - j, p.aligned & ATTN__ALIGNED_K), memory);
                 tile_put(memory.weights, t);
             }
             softmax_step(p, tile, rows, memory, j, end, full, sum);
-            tile_mix<DTYPE, DIM_V>(
-                sum, tile_rows_of(p.v, s, head_kv, row, 0, end - (int)j, p.aligned & ATTN__ALIGNED_V), memory);
+            tile_mix<DTYPE, DIM_V>(sum, tile_rows_of(p.v, s, head_kv, row, 0, end - j, p.aligned & ATTN__ALIGNED_V),
+                                   memory);
         }
     }
     __syncthreads();
