@@ -11,7 +11,8 @@ $(BUILD)/CMakeCache.txt:
 	@cmake -S . -B $(BUILD)
 
 # The main job on real input: checks itself, prints a picture, writes build/attention.svg and .png.
-demo: all
+demo: $(BUILD)/CMakeCache.txt
+	@cmake --build $(BUILD) -j$(JOBS) --target attn_demo attn_command
 	@$(BUILD)/bin/demo data/minilm-layer0.safetensors $(BUILD)
 
 # Everything, with sanitizers, fuzzing and analysis.

@@ -128,7 +128,7 @@ static cli_exit check_case(checker *c, const cli_case *at, cli_error *error) {
         if (judge.plain_misplaced[s]) {
             cli_report_remark(c->report,
                               "note: the plain computation in %s makes %" PRId64
-                              " NaN or inf of its own in %s; its bound is taken from the rest",
+                              " NaN or inf of its own in %s; its bound is the wider of the rest's and a fixed one",
                               cli_types[at->view[CLI_SLOT_Q].type].name, judge.plain_misplaced[s], cli_slot_names[s]);
         }
     }

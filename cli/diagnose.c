@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Causes are tried in the order in which they explain the most: input already bad, hidden data that leaks, scores that
- * do not fit the type, a row that sees nothing, an exact value that does not fit, and last plain drift.
+ * do not fit the type, a row that sees nothing, an exact value that does not fit, an lse that float32 holds too coarsely,
+ * and last plain drift.
  * A row of the definition is looked at through q, k and the reference's own o and lse. */
 #include "diagnose.h"
 
@@ -134,6 +135,28 @@ static bool blame_scores(const cli_suspect *s, const origin *from, cli_report *r
     return true;
 }
 
+/* Backward takes p = exp(s - lse) from the stored lse. */
+static bool blame_lse(const cli_suspect *s, cli_report *report) {
+    const cli_view *lse = &s->reference->view[CLI_SLOT_LSE];
+    double most = 0;
+    for (int64_t b = 0; b < lse->shape[0]; b++) {
+        for (int64_t h = 0; h < lse->shape[1]; h++) {
+            for (int64_t t = 0; t < lse->shape[2]; t++) {
+                double value = fabs(cli_view_at(lse, b, h, t, 0));
+                most = isfinite(value) && value > most ? value : most;
+            }
+        }
+    }
+    if (most < 4096) {
+        return false;
+    }
+    cli_report_remark(report,
+                      "  why: precision of lse: it reaches %.4g, where neighbouring floats are %.2g apart; "
+                      "gradients' probabilities are as uncertain as that exponent",
+                      most, cli_ulp(CLI_F32, most));
+    return true;
+}
+
 static void explain(const cli_suspect *s, int slot, const int64_t i[4], double got, double wanted, double bound,
                     cli_report *report) {
     const cli_case *at = s->tested;
@@ -161,6 +184,9 @@ static void explain(const cli_suspect *s, int slot, const int64_t i[4], double g
     if (isnan(got) && isfinite(wanted)) {
         cli_report_remark(
             report, "  why: never written, or NaN made inside the implementation; inputs and scores are in range");
+        return;
+    }
+    if (cli_slot_roles[slot] == CLI_ROLE_BACKWARD && type != CLI_F64 && blame_lse(s, report)) {
         return;
     }
     cli_report_remark(report, "  why: drift: off by %.4g where the bound is %.4g; inputs and scores are in range",

@@ -62,7 +62,7 @@ static inline int64_t attn__lane_offset(const attn_layout *layout, const attn__l
 typedef struct attn__forward_task {
     const attn__run *run;
     attn__query_rows rows;
-    int64_t head_kv;
+    int64_t head_kv; /* few_rows: the first of choice.few_heads; `rows` are the first one's */
     int64_t key_begin, key_end;
     float *partial; /* NULL: write o and lse; else leave the state of each block here (attn__state_floats each) */
     bool with_sink; /* the sink counts in one part only */
@@ -81,7 +81,8 @@ static inline int64_t attn__few_state_floats(const attn_problem *problem) {
 /* Floats that one task leaves as a partial result. */
 static inline int64_t attn__task_state_floats(const attn_plan *plan) {
     int64_t blocks = (plan->choice.block_q + ATTN__BLOCK - 1) / ATTN__BLOCK;
-    return plan->choice.few_rows ? attn__few_state_floats(&plan->problem) : blocks * attn__state_floats(&plan->problem);
+    return plan->choice.few_rows ? plan->choice.few_heads * attn__few_state_floats(&plan->problem)
+                                 : blocks * attn__state_floats(&plan->problem);
 }
 
 /* --- Backward: a chunk of the keys of one (sequence, kv head), against all its query rows --- */
@@ -123,7 +124,8 @@ typedef struct attn__forward_body {
     /* Bytes of scratch one thread needs. */
     size_t (*scratch)(const attn_plan *plan);
     void (*run)(const attn__forward_task *task, void *scratch);
-    /* Merges `parts` states of the same rows, part p at states + p * part_stride, in order; writes o and lse. */
+    /* Merges `parts` states of the same rows (few_rows: of one kv head), part p at states + p * part_stride, in order;
+     * writes o and lse. */
     void (*finish)(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts);
 } attn__forward_body;
 

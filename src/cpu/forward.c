@@ -26,8 +26,12 @@ static int64_t round_up_div(int64_t a, int64_t b) {
 static int64_t segment_blocks(const attn_plan *plan, int64_t rows) {
     return round_up_div(plan->choice.group * rows, plan->choice.block_q);
 }
+/* Head groups of one task. */
+static int64_t groups_together(const attn_plan *plan) {
+    return plan->choice.few_rows ? plan->choice.few_heads : 1;
+}
 static int64_t head_groups(const attn_plan *plan) {
-    return plan->problem.heads_q / plan->choice.group;
+    return plan->problem.heads_q / plan->choice.group / groups_together(plan);
 }
 
 /* Task `number` (of one part, so that part p of it is apart), all keys. */
@@ -43,7 +47,7 @@ static attn__forward_task make_task(const forward_run *f, int64_t number) {
     task.rows.segment = segment;
     task.rows.shift = attn__row_shift(p, &f->run.q, &f->run.kv, segment.sequence);
     task.rows.heads = plan->choice.group;
-    task.rows.head_first = within / blocks * plan->choice.group;
+    task.rows.head_first = within / blocks * groups_together(plan) * plan->choice.group;
     task.rows.row_begin = block * plan->choice.block_q;
     task.rows.row_end = task.rows.row_begin + plan->choice.block_q;
     if (task.rows.row_end > plan->choice.group * segment.rows) {
@@ -71,12 +75,16 @@ static void run_task(void *arg, int64_t number, int thread) {
                  (char *)attn__span_at(f->run.workspace, choice->scratch) + (size_t)thread * choice->scratch_each);
 }
 
+/* One head group of a task. */
 static void finish_task(void *arg, int64_t number, int thread) {
     const forward_run *f = arg;
-    int64_t splits = f->run.plan->choice.splits;
-    attn__forward_task task = make_task(f, number);
+    const attn_plan *plan = f->run.plan;
+    const int64_t splits = plan->choice.splits, together = groups_together(plan), group = number % together;
+    attn__forward_task task = make_task(f, number / together);
+    float *states = f->partials + number / together * splits * f->partial_stride;
     (void)thread;
-    f->body->finish(&task, f->partials + number * splits * f->partial_stride, f->partial_stride, splits);
+    task.rows.head_first += group * plan->choice.group;
+    f->body->finish(&task, states + group * (f->partial_stride / together), f->partial_stride, splits);
 }
 
 /* o = 0 and lse = -inf in the rows of one (sequence, head) past the used length. */
@@ -127,7 +135,7 @@ attn_status attn__cpu_forward(const attn_plan *plan, const attn_args *args, void
     }
     attn__parallel(choice->threads, tasks * choice->splits, run_task, &f);
     if (choice->splits > 1) {
-        attn__parallel(choice->threads, tasks, finish_task, &f);
+        attn__parallel(choice->threads, tasks * groups_together(plan), finish_task, &f);
     }
     if (p->flags & ATTN_USED_Q) {
         attn__parallel(choice->threads, p->batch * p->heads_q, pad_task, &f);

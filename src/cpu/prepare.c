@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Choices of the CPU backend, from problem, hints and machine alone. They change speed and the order of sums, so they
  * may depend on sizes but never on the number of threads (only the scratch's size does). */
+#include <stdlib.h>
+
 #include "backend.h"
 #include "base/error.h"
 #include "cpu/cpu.h"
@@ -14,6 +16,10 @@
 #define BLOCK_KV 96
 /* Few rows: the block's values are fetched while its keys are read; both must fit in L1 and L2. */
 #define BLOCK_KV_FEW 64
+/* Few rows: more parts, since the layout must not decide on them, and tasks that must be left where kv heads go
+ * together. */
+#define WANTED_FEW 256
+#define FEW_TASKS  32
 /* Backward: chunks of a head's keys. Each packs its rows anew and leaves a part of dq: 256 keys a chunk cost 6 %
  * against one chunk, 512 cost 3 %. */
 #define WANTED_CHUNKS 32
@@ -32,8 +38,9 @@ static int64_t smaller(int64_t a, int64_t b) {
 static int64_t segment_bound(const attn_problem *p) {
     return p->rows_q == ATTN_SEGMENTS ? p->segments_q : p->batch;
 }
-static int64_t task_bound(const attn_problem *p, int64_t group, int64_t block_q) {
-    int64_t segments = segment_bound(p), groups = p->heads_q / group;
+/* together: head groups of one task. */
+static int64_t task_bound(const attn_problem *p, int64_t group, int64_t together, int64_t block_q) {
+    int64_t segments = segment_bound(p), groups = p->heads_q / group / together;
     int64_t blocks = segments * round_up_div(group * p->tokens_q, block_q);
     if (p->rows_q == ATTN_PACKED) {
         blocks = smaller(blocks, round_up_div(group * p->total_q, block_q) + segments);
@@ -56,6 +63,19 @@ static bool chooses_pairs(const attn_plan *plan) {
            (kernels->pairs_first || plan->machine.fast_bf16_pairs || plan->hints.implementation);
 }
 
+/* kv heads whose rows lie side by side, as [B, S, H, D] has them, go together as far as tasks stay plenty: read one by
+ * one, each would touch every page of the buffer for a row's length. tasks: of one head each. */
+static int64_t few_heads(const attn_problem *p, int64_t tasks) {
+    int64_t heads = 1;
+    if (llabs(p->k.stride[1]) >= llabs(p->k.stride[2]) || llabs(p->v.stride[1]) >= llabs(p->v.stride[2])) {
+        return 1;
+    }
+    while (p->heads_kv > 0 && p->heads_kv % (2 * heads) == 0 && tasks / (2 * heads) >= FEW_TASKS) {
+        heads *= 2;
+    }
+    return heads;
+}
+
 static void choose_forward(attn_plan *plan) {
     const attn_problem *p = &plan->problem;
     attn__choice *c = &plan->choice;
@@ -73,18 +93,19 @@ static void choose_forward(attn_plan *plan) {
         c->block_q = ATTN__BLOCK;
         /* More rows share one copied key block, as long as tasks stay plenty. */
         while (c->block_q < ATTN__BLOCK * ATTN__MAX_BLOCKS &&
-               task_bound(p, c->group, 2 * c->block_q) >= WANTED_TASKS / 2) {
+               task_bound(p, c->group, 1, 2 * c->block_q) >= WANTED_TASKS / 2) {
             c->block_q *= 2;
         }
     }
-    int64_t tasks = task_bound(p, c->group, c->block_q);
+    int64_t tasks = task_bound(p, c->group, 1, c->block_q), wanted = c->few_rows ? WANTED_FEW : WANTED_TASKS;
     c->splits = 1;
     if (plan->hints.splits > 0) {
         c->splits = smaller(plan->hints.splits, p->tokens_kv > 0 ? p->tokens_kv : 1);
-    } else if (tasks > 0 && tasks < WANTED_TASKS) {
-        c->splits = smaller(round_up_div(WANTED_TASKS, tasks), round_up_div(p->tokens_kv, KEYS_A_PART));
+    } else if (tasks > 0 && tasks < wanted) {
+        c->splits = smaller(round_up_div(wanted, tasks), round_up_div(p->tokens_kv, KEYS_A_PART));
         c->splits = c->splits < 1 ? 1 : c->splits;
     }
+    c->few_heads = c->few_rows ? few_heads(p, tasks * c->splits) : 1;
 }
 
 /* Chunks of keys: as many tasks as cores are likely, but each chunk costs a part of dq. */
@@ -130,7 +151,7 @@ attn_status attn__cpu_prepare(attn_plan *plan, attn_error *error) {
     c->prefix = attn__span_take(&total, (size_t)(segment_bound(p) + 1) * sizeof(int64_t));
     if (c->splits > 1) {
         bool forward = p->pass == ATTN_FORWARD;
-        int64_t tasks = task_bound(p, c->group, forward ? c->block_q : ATTN__BLOCK);
+        int64_t tasks = task_bound(p, c->group, c->few_rows ? c->few_heads : 1, forward ? c->block_q : ATTN__BLOCK);
         int64_t floats = forward ? attn__task_state_floats(plan) : ATTN__BLOCK * p->dim_qk;
         size_t parts = bytes_of((size_t)tasks, (size_t)c->splits);
         c->partials = attn__span_take(&total, bytes_of(parts, (size_t)floats * sizeof(float)));

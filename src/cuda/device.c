@@ -90,7 +90,7 @@ static attn_status read_name(const char *device, int64_t *ordinal, const attn__g
         return ATTN_OK;
     }
     if (strncmp(device, "gpu:", 4) != 0) {
-        return attn__fail(error, ATTN_ERR_DEVICE, "device",
+        return attn__fail(error, ATTN_ERR_INVALID, "device",
                           "is \"%.40s\", must be \"cpu\", \"cuda\", \"cuda:N\" or \"gpu:NAME\"", device);
     }
     *known = attn__gpu_find(device + 4);

@@ -92,9 +92,10 @@ static void add_choice(attn__text *text, const attn_plan *plan, const attn_plan_
     if (plan->choice.block_q || plan->choice.block_kv) {
         attn__text_add(text, "blocks          %" PRId64 " queries x %" PRId64 " keys, keys split in %" PRId64 "\n",
                        info->block_q, info->block_kv, info->splits);
+        const attn__choice *c = &plan->choice;
         attn__text_add(text, "form            %s, %" PRId64 " query heads a task\n",
-                       plan->choice.few_rows ? "few rows: lanes along the head dimension" : "blocks of rows",
-                       plan->choice.group > 0 ? plan->choice.group : 1);
+                       c->few_rows ? "few rows: lanes along the head dimension" : "blocks of rows",
+                       (c->group > 0 ? c->group : 1) * (c->few_rows ? c->few_heads : 1));
     }
 }
 

@@ -67,6 +67,7 @@ typedef struct attn__choice {
     int64_t block_kv;   /* keys a block */
     int64_t splits;     /* forward: parts of the keys; backward: parts of the keys of a head, each with its own dq */
     bool few_rows;      /* decode form: lanes along the head dimension */
+    int64_t few_heads;  /* few_rows: neighbouring kv heads that a task carries along the keys */
     bool pairs;         /* bf16 by pairs; else converted to float */
     int64_t group;      /* query heads that share one task's lanes */
     attn__span scratch; /* threads pieces of scratch_each bytes */

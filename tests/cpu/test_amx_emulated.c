@@ -29,7 +29,7 @@ extern const attn__forward_body attn__forward_generic, attn__few_generic;
 extern const attn__backward_body attn__backward_generic;
 extern const attn__sums_body attn__sums_generic;
 
-static const attn__forward_body forward_tiles = {amx_scratch_bytes, forward_watched, finish};
+static const attn__forward_body forward_tiles = {amx_scratch_bytes, forward_watched, amx_finish};
 static const attn__kernels kernels = {.forward = &attn__forward_generic,
                                       .few = &attn__few_generic,
                                       .backward = &attn__backward_generic,

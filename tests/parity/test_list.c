@@ -109,6 +109,7 @@ static const recipe shapes[] = {
     {.batch = 1, .heads_kv = 1, .group = 1, .tokens_q = 9, .tokens_kv = 31, .dim_qk = 576, .dim_v = 512},
     {.batch = 1, .heads_kv = 1, .group = 1, .tokens_q = 300, .tokens_kv = 260, .dim_qk = 16},
     {.batch = 2, .heads_kv = 2, .group = 2, .tokens_q = 64, .tokens_kv = 64, .dim_qk = 32},
+    {.batch = 34, .heads_kv = 2, .group = 3, .tokens_q = 2, .tokens_kv = 70, .dim_qk = 40}, /* kv heads together */
 };
 
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SEQUENCES 16
+#define MOST_SEQUENCES 40
 #define MOST_SHARDS    4
 
 /* ---------------------------------------------------------------------------------------- rows */

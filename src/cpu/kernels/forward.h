@@ -4,10 +4,9 @@
  * A task carries up to ATTN__MAX_BLOCKS blocks of 64 rows along the keys. For each key block and row block:
  *   S^T = K Q^T (tile.h; the running maximum is taken in registers), scores (score.h), m and l, P^T in place of S^T,
  *   O^T = O^T * alpha + V^T P^T.
- * m is the greatest scaled score in log2 units, rounded as each score is before it is subtracted: the p of a row's
- * greatest score is exactly 1, however large scores are. K and V are read in place where they are
- * float rows with neighbouring elements, else converted a block at a time. Where ATTN_HAVE_DOT2 all inputs are bf16; q,
- * k, v and p stay so in pairs (pairs.h) and sums are float32 all the same.
+ * m is the greatest score as it is stored: the p of a row's greatest score is exactly 1, however large scores are. K
+ * and V are read in place where they are float rows with neighbouring elements, else converted a block at a time. Where
+ * ATTN_HAVE_DOT2 all inputs are bf16; q, k, v and p stay so in pairs (pairs.h) and sums are float32 all the same.
  *
  * A hidden p is exactly 0 and a visible one never is (vf_exp2). Where a block has hidden pairs and V holds NaN or inf,
  * 0 * NaN must not reach the sum: panel_add_careful skips hidden pairs one by one. */
@@ -104,12 +103,12 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
     memset(block->o, 0, (size_t)(block->groups * ATTN_LANES * p->dim_v) * sizeof(float));
 }
 
-/* One vector of new references and factors: m = max(m, top), alpha = 2^(old - new); returns what to subtract:
+/* One vector of new references and factors: m = max(m, top), alpha = 2^((old - new) * unit); returns what to subtract:
  * 0 while nothing was seen, so that -inf - m stays -inf. */
-VEC_INLINE vf reference_raise(float *m, float *l, float *alpha, vf top) {
+VEC_INLINE vf reference_raise(float *m, float *l, float *alpha, vf top, vf unit) {
     vf old = vf_load(m), new = vf_max(old, top);
     vf subtract = vf_select(new == vf_set(-INFINITY), vf_set(0.0f), new);
-    vf factor = vf_exp2(old - subtract);
+    vf factor = vf_exp2((old - subtract) * unit);
     vf_store(m, new);
     vf_store(alpha, factor);
     vf_store(l, vf_load(l) * factor);
@@ -125,7 +124,7 @@ typedef enum softmax_form {
 
 VEC_INLINE vf softmax_row(const softmax_form form, const float *scores, const float *keep, int64_t at, vf scale,
                           vf subtract, vf *sum) {
-    vf s = vf_load(scores + at), p = vf_exp2(s * scale - subtract);
+    vf s = vf_load(scores + at), p = vf_exp2((s - subtract) * scale);
     const vi seen = form & SOFTMAX_MASKED ? ~(s == vf_set(-INFINITY)) : vi_set(-1);
     p = (vf)(seen & (vi)p);
     *sum += p;
@@ -140,7 +139,7 @@ VEC_INLINE void softmax_as(const softmax_form form, float *scores, int count, fl
 #pragma GCC unroll 4
     for (int v = 0; v < ATTN_NV; v++) {
         subtract[v] =
-            reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W, vf_load(top + v * ATTN_W) * scale);
+            reference_raise(m + v * ATTN_W, l + v * ATTN_W, alpha + v * ATTN_W, vf_load(top + v * ATTN_W), scale);
         sum[v] = vf_set(0.0f);
     }
     for (int n = 0; n < count; n += form & SOFTMAX_PAIRS ? 2 : 1) {
@@ -264,9 +263,9 @@ static void forward_step(const attn__forward_task *task, const score_rule *rule,
 }
 
 /* o = O^T / l as rows, lse = ln(sum). */
-static void forward_finish(const attn__forward_task *task, forward_block *block) {
-    const attn_problem *p = task->run->problem;
-    const attn_args *args = task->run->args;
+static void forward_finish(const score_rule *rule, forward_block *block) {
+    const attn_problem *p = rule->problem;
+    const attn_args *args = rule->args;
     const attn__lanes *lanes = &block->rows.lanes;
     const int64_t size = (int64_t)attn_dtype_size(p->o.dtype);
     for (int group = 0; group < block->groups; group++) {
@@ -288,7 +287,7 @@ static void forward_finish(const attn__forward_task *task, forward_block *block)
         }
     }
     for (int lane = 0; lane < lanes->count; lane++) {
-        score_lse_store(task->run, lanes, lane, block->m[lane], block->l[lane]);
+        score_lse_store(rule, lanes, lane, block->m[lane], block->l[lane]);
     }
 }
 
@@ -398,17 +397,18 @@ static __attribute__((unused)) void forward(const attn__forward_task *task, void
     forward_walk(task, forward_key_block, &(forward_walker){task, &rule, &s, n_blocks});
     if (!task->partial) {
         for (int b = 0; b < n_blocks; b++) {
-            forward_finish(task, &s.blocks[b]);
+            forward_finish(&rule, &s.blocks[b]);
         }
     }
 }
 
-/* Adds the state `from` into `into`. */
-static void state_merge(float *into, const float *from, int groups, int64_t dim_v) {
+/* Adds the state `from` into `into`. unit: of m, to log2 units. */
+static void state_merge(float *into, const float *from, int groups, int64_t dim_v, float unit) {
+    const vf scale = vf_set(unit);
     for (int lane = 0; lane < groups * ATTN_LANES; lane += ATTN_W) {
         vf old = vf_load(into + lane), other = vf_load(from + lane), m = vf_max(old, other);
         vf subtract = vf_select(m == vf_set(-INFINITY), vf_set(0.0f), m);
-        vf a = vf_exp2(old - subtract), b = vf_exp2(other - subtract);
+        vf a = vf_exp2((old - subtract) * scale), b = vf_exp2((other - subtract) * scale);
         vf_store(into + lane, m);
         float *l = into + ATTN__BLOCK + lane;
         vf_store(l, vf_load(l) * a + vf_load(from + ATTN__BLOCK + lane) * b);
@@ -419,8 +419,9 @@ static void state_merge(float *into, const float *from, int groups, int64_t dim_
     }
 }
 
-static void finish(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts) {
-    const attn_problem *p = task->run->problem;
+static void merge_parts(const attn__forward_task *task, const score_rule *rule, float unit, float *states,
+                        int64_t part_stride, int64_t parts) {
+    const attn_problem *p = rule->problem;
     for (int64_t row = task->rows.row_begin; row < task->rows.row_end; row += ATTN__BLOCK) {
         forward_block block;
         attn__lanes_fill(&block.rows.lanes, &task->rows, row);
@@ -429,11 +430,17 @@ static void finish(const attn__forward_task *task, float *states, int64_t part_s
         block.l = states + ATTN__BLOCK;
         block.o = states + 2 * ATTN__BLOCK;
         for (int64_t part = 1; part < parts; part++) {
-            state_merge(states, states + part * part_stride, block.groups, p->dim_v);
+            state_merge(states, states + part * part_stride, block.groups, p->dim_v, unit);
         }
-        forward_finish(task, &block);
+        forward_finish(rule, &block);
         states += attn__state_floats(p);
     }
+}
+
+static __attribute__((unused)) void finish(const attn__forward_task *task, float *states, int64_t part_stride,
+                                           int64_t parts) {
+    const score_rule rule = score_rule_make(task->run->problem, task->run->args);
+    merge_parts(task, &rule, rule.unit, states, part_stride, parts);
 }
 
 #endif

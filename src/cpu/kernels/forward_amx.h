@@ -9,10 +9,10 @@
  * its running maximum, and transposing V once a key block, which all row blocks of the task share.
  *
  * Reads and writes that one turn mixes never meet: scores and probabilities are held twice, key blocks three times.
- * The reference m is raised only when a maximum exceeds it by more than SLACK, so O is rarely rescaled: p may reach
- * 2^SLACK, which costs float32 and bf16 no precision. Lanes are query rows as everywhere; what is unused of the last
- * 32 rows, keys or dims of a block is 0 in one operand and finite in the other. Where a hidden pair meets NaN or inf
- * in V, panel_add_careful takes the place of the stream. */
+ * The reference m, in log2 units here, is raised only when a maximum exceeds it by more than SLACK, so O is rarely
+ * rescaled: p may reach 2^SLACK, which costs float32 and bf16 no precision. Lanes are query rows as everywhere; what is
+ * unused of the last 32 rows, keys or dims of a block is 0 in one operand and finite in the other. Where a hidden pair
+ * meets NaN or inf in V, panel_add_careful takes the place of the stream. */
 #ifndef ATTN_CPU_FORWARD_AMX_H
 #define ATTN_CPU_FORWARD_AMX_H
 
@@ -112,6 +112,13 @@ static size_t amx_carve(const attn_plan *plan, void *base, amx_pipe *pipe) {
     return bytes;
 }
 
+/* References are in log2 units. */
+static score_rule amx_rule(const attn__run *run) {
+    score_rule rule = score_rule_make(run->problem, run->args);
+    rule.natural = ATTN_LN2;
+    return rule;
+}
+
 static size_t amx_scratch_bytes(const attn_plan *plan) {
     amx_pipe pipe;
     return amx_carve(plan, NULL, &pipe);
@@ -127,6 +134,12 @@ VEC_INLINE int amx_vectors(const amx_item *item) {
 
 /* --- Exponentials --- */
 
+/* Scores in natural units, held where log2 units reach: the lowest float is a usual bias for "nearly hidden". */
+VEC_INLINE vf amx_bounded(const amx_pipe *pipe, vf s) {
+    vf bounded = vf_select(s < vf_set(-2.3e38f), vf_set(-2.3e38f), s);
+    return pipe->rule.plain ? s : vf_select(s == vf_set(-INFINITY), s, bounded);
+}
+
 /* References, whole numbers, and factors before the item's exponentials; see reference_raise. A NaN among the scores
  * leaves the reference. */
 static void amx_reference(amx_pipe *pipe, amx_item *item) {
@@ -135,9 +148,11 @@ static void amx_reference(amx_pipe *pipe, amx_item *item) {
     for (int v = 0; v < amx_vectors(item); v++) {
         float *m = item->block->m + v * ATTN_W, *l = item->block->l + v * ATTN_W;
         float *weight = item->weights + v * ATTN_W;
-        vf old = vf_load(m), top = vf_load(item->top + v * ATTN_W) * unit;
-        vi raise = (top > old + vf_set(AMX_SLACK)) | (old != vf_ceil(old)); /* a sink need not be whole */
-        vf new = vf_select(raise, vf_ceil(vf_max(top, old)), old);
+        vf old = vf_load(m), score = amx_bounded(pipe, vf_load(item->top + v * ATTN_W)), top = score * unit;
+        vi lost = (vf_abs(top) == vf_set(INFINITY)) & (vf_abs(score) < vf_set(INFINITY));
+        top = vf_select(lost, vf_set(NAN), top);
+        vi raise = (top > old + vf_set(AMX_SLACK)) | (old != vf_ceil(old)) | lost; /* a sink need not be whole */
+        vf new = vf_select(raise, vf_ceil(vf_max(old, top)), old);
         vf subtract = vf_select(new == vf_set(-INFINITY), vf_set(0.0f), new);
         vf factor = vf_select(raise, vf_exp2(old - subtract), one);
         vf_store(m, new);
@@ -193,6 +208,13 @@ VEC_INLINE void amx_softmax_fast(const bool whole, const int vectors, amx_pipe *
     }
 }
 
+VEC_INLINE vf amx_softmax_row(const amx_pipe *pipe, const float *scores, vf unit, vf subtract, vf *sum) {
+    vf s = amx_bounded(pipe, vf_load(scores)), p = vf_exp2(s * unit - subtract);
+    p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
+    *sum += p;
+    return p;
+}
+
 /* Any scores. Dropout only takes pairs away here; amx_weigh scales what is left. */
 VEC_INLINE void amx_softmax_any(const bool dropout, amx_pipe *pipe, const amx_item *item, int n) {
     const vf unit = vf_set(pipe->rule.unit), none = vf_set(0.0f);
@@ -200,9 +222,9 @@ VEC_INLINE void amx_softmax_any(const bool dropout, amx_pipe *pipe, const amx_it
     for (int v = 0; v < amx_vectors(item); v++) {
         int64_t at = (int64_t)n * 2 * ATTN_LANES + v * ATTN_W;
         vf subtract = vf_load(pipe->subtract + v * ATTN_W), sum = vf_load(pipe->sum + v * ATTN_W);
-        vf even = softmax_row(SOFTMAX_MASKED, item->scores, NULL, at, unit, subtract, &sum), odd = none;
+        vf even = amx_softmax_row(pipe, item->scores + at, unit, subtract, &sum), odd = none;
         if (whole) {
-            odd = softmax_row(SOFTMAX_MASKED, item->scores, NULL, at + ATTN_LANES, unit, subtract, &sum);
+            odd = amx_softmax_row(pipe, item->scores + at + ATTN_LANES, unit, subtract, &sum);
         }
         vf pair = vf_pair(even, odd);
         amx_sums(pipe, v, sum, pair);
@@ -472,7 +494,7 @@ static void amx_forward(const attn__forward_task *task, void *scratch) {
     const attn__run *run = task->run;
     const attn_problem *p = run->problem;
     _Static_assert(ATTN_LANES == ATTN__BLOCK, "one group of lanes a row block");
-    amx_pipe pipe = {.task = task, .rule = score_rule_make(p, run->args)};
+    amx_pipe pipe = {.task = task, .rule = amx_rule(run)};
     amx_carve(run->plan, scratch, &pipe);
     for (int64_t row = task->rows.row_begin; row < task->rows.row_end; row += ATTN__BLOCK) {
         amx_block_start(&pipe, pipe.n_blocks++, row);
@@ -487,9 +509,14 @@ static void amx_forward(const attn__forward_task *task, void *scratch) {
         if (task->partial) {
             memcpy(pipe.blocks[b].l + ATTN__BLOCK, pipe.blocks[b].o, (size_t)(p->dim_v * ATTN_LANES) * sizeof(float));
         } else {
-            forward_finish(task, &pipe.blocks[b]);
+            forward_finish(&pipe.rule, &pipe.blocks[b]);
         }
     }
+}
+
+static void amx_finish(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts) {
+    const score_rule rule = amx_rule(task->run);
+    merge_parts(task, &rule, 1.0f, states, part_stride, parts);
 }
 
 #endif

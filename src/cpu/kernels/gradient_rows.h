@@ -91,7 +91,7 @@ static bool gradient_rows_stats(gradient_rows *block, const attn__run *run) {
             continue;
         }
         seeing = true;
-        block->lse[lane] = (float)((double)lse * ATTN_LOG2E);
+        block->lse[lane] = (float)fmax(fmin((double)lse * ATTN_LOG2E, FLT_MAX), -FLT_MAX);
         block->delta[lane] = args->delta ? ((const float *)args->delta)[at] : gradient_rows_dot(run, lanes, lane);
         if (args->dlse) {
             block->delta[lane] -= ((const float *)args->dlse)[at];

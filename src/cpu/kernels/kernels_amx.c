@@ -6,7 +6,7 @@
 
 #include "forward_amx.h"
 
-static const attn__forward_body forward_tiles = {amx_scratch_bytes, amx_forward, finish};
+static const attn__forward_body forward_tiles = {amx_scratch_bytes, amx_forward, amx_finish};
 
 const attn__kernels attn__kernels_amx = {.forward = &attn__forward_avx512,
                                          .few = &attn__few_avx512,

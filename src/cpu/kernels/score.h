@@ -2,11 +2,13 @@
  * From a raw product <q, k> to a score: the one place where scale, soft cap, bias, ALiBi, boolean mask and band meet,
  * for forward and backward. A block of scores is transposed, [group][key][lane]; lanes are query rows.
  *
- * Where nothing but the scale applies (`plain`), scores stay raw and the exponential applies the scale; otherwise
- * score_general turns them into log2 units, hidden ones into -inf. */
+ * Where nothing but the scale applies (`plain`), scores stay raw products; otherwise score_apply makes them natural
+ * units, hidden ones -inf. References m are kept in the same unit, and p = 2^((s - m) * unit): the difference comes
+ * first, so that what is large and common to a row costs neither precision nor range. */
 #ifndef ATTN_CPU_SCORE_H
 #define ATTN_CPU_SCORE_H
 
+#include <float.h>
 #include <math.h>
 
 #include "cpu/cpu.h"
@@ -28,17 +30,17 @@ typedef struct score_rule {
     bool negative;  /* scale < 0 */
     bool plain;     /* nothing but scale and band */
     bool has_extra; /* bias or boolean mask */
-    float unit;     /* what turns a stored score into log2 units: scale * log2(e) if plain, else 1 */
+    float unit;     /* what turns a stored score into log2 units */
+    double natural; /* what turns a reference m into natural units */
 } score_rule;
 
 VEC_INLINE score_rule score_rule_make(const attn_problem *problem, const attn_args *args) {
-    score_rule rule = {problem, args, fabsf(problem->scale), problem->scale < 0, true, false, 1.0f};
+    score_rule rule = {problem, args, fabsf(problem->scale), problem->scale < 0, true, false, 0, 0};
     rule.has_extra = problem->bias.dtype != ATTN_NONE || problem->mask.dtype != ATTN_NONE;
-    /* a scale of 0 would turn a hidden -inf into NaN as it is scaled */
-    rule.plain = !rule.has_extra && problem->softcap == 0 && problem->alibi.dtype == ATTN_NONE && problem->scale != 0;
-    if (rule.plain) {
-        rule.unit = (float)(fabs((double)problem->scale) * ATTN_LOG2E);
-    }
+    /* A scale of 0 would turn a hidden -inf into NaN as it is scaled, one near it a sink into inf. */
+    rule.plain = !rule.has_extra && problem->softcap == 0 && problem->alibi.dtype == ATTN_NONE && rule.scale > 1e-30f;
+    rule.natural = rule.plain ? rule.scale : 1;
+    rule.unit = (float)fmin(rule.natural * ATTN_LOG2E, FLT_MAX);
     return rule;
 }
 
@@ -158,6 +160,14 @@ VEC_INLINE vi score_band_hides(const score_rows *rows, const attn_band *band, in
     return (vi_loadu(rows->high + lane) < key) | (vi_loadu(rows->low + lane) > key);
 }
 
+/* A product that is a number and leaves the range by its scale is NaN: -inf means hidden. */
+VEC_INLINE vf score_scaled(vf s, vf scale) {
+    const vf inf = vf_set(INFINITY);
+    vf scaled = s * scale;
+    vi lost = (vf_abs(scaled) == inf) & (vf_abs(s) < inf);
+    return vf_select(lost, vf_set(NAN), scaled);
+}
+
 /* One group's raw products of keys [j, j + count), made scores of the rule's unit in place; the maximum a lane is
  * recomputed. `edge`: the band cuts through this block. extra: this group's, or NULL. Reading rule once keeps the
  * switches out of the compiler's way. With `slope_of` (backward) the derivative of the soft cap goes there. */
@@ -168,7 +178,7 @@ static __attribute__((noinline, unused)) void score_apply(const score_rule *rule
     const bool plain = rule->plain, alibi = rule->problem->alibi.dtype != ATTN_NONE;
     const float softcap = rule->problem->softcap;
     const vf scale = vf_set(rule->scale), cap = vf_set(softcap), inverse_cap = vf_set(softcap > 0 ? 1.0f / softcap : 0);
-    const vf hidden_score = vf_set(-INFINITY), log2e = vf_set((float)ATTN_LOG2E);
+    const vf hidden_score = vf_set(-INFINITY);
     for (int v = 0; v < ATTN_NV; v++) {
         const int lane = group * ATTN_LANES + v * ATTN_W;
         const vf slope = vf_loadu(rows->slope + lane);
@@ -178,7 +188,7 @@ static __attribute__((noinline, unused)) void score_apply(const score_rule *rule
             int64_t at = (int64_t)n * ATTN_LANES + v * ATTN_W;
             vf s = vf_load(scores + at);
             if (!plain) {
-                s = s * scale;
+                s = score_scaled(s, scale);
                 if (softcap > 0) {
                     vf bent = vf_tanh(s * inverse_cap);
                     s = cap * bent;
@@ -193,7 +203,6 @@ static __attribute__((noinline, unused)) void score_apply(const score_rule *rule
                 if (alibi) {
                     s = s - slope * vf_abs(vf_of(shifted - vi_set((int32_t)(j + n))));
                 }
-                s = s * log2e;
             }
             if (edge) {
                 s = vf_select(score_band_hides(rows, band, lane, (int32_t)(j + n)), hidden_score, s);
@@ -233,7 +242,7 @@ static inline void score_sink_start(const score_rule *rule, const attn__lanes *l
     *l = 0.0f;
     if (rule->args->sink && with_sink) {
         float sink = ((const float *)rule->args->sink)[lanes->head[lane] * rule->problem->sink.stride[1]];
-        sink *= (float)ATTN_LOG2E;
+        sink = (float)(sink / rule->natural);
         if (sink != -INFINITY) {
             *m = sink;
             *l = 1.0f;
@@ -241,11 +250,12 @@ static inline void score_sink_start(const score_rule *rule, const attn__lanes *l
     }
 }
 
-/* lse = ln(l * 2^m), where the caller wants it. */
-static inline void score_lse_store(const attn__run *run, const attn__lanes *lanes, int lane, float m, float l) {
-    if (run->args->lse) {
-        double lse = l == 0 ? -INFINITY : (double)m * ATTN_LN2 + log((double)l);
-        ((float *)run->args->lse)[attn__lane_offset(&run->problem->lse, lanes, lane)] = (float)lse;
+/* lse, where the caller wants it. -inf is kept for rows that saw nothing. */
+static inline void score_lse_store(const score_rule *rule, const attn__lanes *lanes, int lane, float m, float l) {
+    if (rule->args->lse) {
+        double lse = m * rule->natural + log((double)l);
+        lse = l == 0 ? -INFINITY : lse < -FLT_MAX ? -FLT_MAX : lse;
+        ((float *)rule->args->lse)[attn__lane_offset(&rule->problem->lse, lanes, lane)] = (float)lse;
     }
 }
 
