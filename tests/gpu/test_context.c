@@ -16,6 +16,20 @@ static void *current(void) {
     return context;
 }
 
+/* A further context of the device; `under` stays current, alone on the thread's stack of contexts. */
+static void *create_context(void *under) {
+    const driver *d = driver_open();
+    const char *number = strchr(getenv("ATTN_TEST_DEVICE"), ':');
+    void *context, *popped;
+    int device;
+    assert_int_equal(d->device_get(&device, number ? atoi(number + 1) : 0), 0);
+    assert_int_equal(d->context_create(&context, 0, device), 0);
+    assert_int_equal(d->context_pop(&popped), 0);
+    assert_ptr_equal(popped, context);
+    assert_ptr_equal(current(), under);
+    return context;
+}
+
 /* Makes a plan of an attn_context and runs it, with `expected` current all the while. */
 static void one_round(const char *implementation, const attn_context *own, const void *expected, job *j,
                       job_room *room) {
@@ -59,18 +73,15 @@ static void test_a_context_of_the_caller(void **state) {
         return;
     }
     const driver *d = driver_open();
-    const char *number = strchr(getenv("ATTN_TEST_DEVICE"), ':');
-    int device;
-    void *mine;
     device_wait(); /* makes the primary context current */
     void *primary = current();
     assert_non_null(primary);
-    assert_int_equal(d->device_get(&device, number ? atoi(number + 1) : 0), 0);
     for (const char *const *name = machine_implementations(true); *name; name++) {
         job first, second;
         job_room a, b;
         one_round(*name, machine_device(), primary, &first, &a);
-        assert_int_equal(d->context_create(&mine, 0, device), 0);
+        void *mine = create_context(primary);
+        assert_int_equal(d->context_set(mine), 0);
         attn_context *own = another();
         assert_ptr_equal(current(), mine);
         one_round(*name, own, mine, &second, &b);
@@ -103,13 +114,8 @@ static void test_current_context_is_kept(void **state) {
         return;
     }
     const driver *d = driver_open();
-    const char *number = strchr(getenv("ATTN_TEST_DEVICE"), ':');
-    int device;
-    void *others[2] = {NULL, NULL};
     device_wait();
-    void *primary = current();
-    assert_int_equal(d->device_get(&device, number ? atoi(number + 1) : 0), 0);
-    assert_int_equal(d->context_create(&others[1], 0, device), 0);
+    void *primary = current(), *others[2] = {NULL, create_context(primary)};
     for (int n = 0; n < 2; n++) {
         for (const char *const *name = machine_implementations(true); *name; name++) {
             attn_problem p = attn_problem_dense(ATTN_F16, 1, 2, 1, 70, 90, 32, 32);

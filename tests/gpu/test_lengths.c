@@ -56,6 +56,10 @@ static void describe_side(attn_problem *p, bool queries, const lengths *l) {
     *(queries ? &p->rows_q : &p->rows_kv) = l->rows;
     *(queries ? &p->total_q : &p->total_kv) = ROWS;
     *(queries ? &p->segments_q : &p->segments_kv) = l->rows == ATTN_SEGMENTS ? BATCH : 0;
+    if (l->rows == ATTN_SEGMENTS) { /* all sequences in one run of rows */
+        attn_layout *shared[2] = {queries ? &p->q : &p->k, queries ? &p->o : &p->v};
+        shared[0]->stride[0] = shared[1]->stride[0] = 0;
+    }
     p->flags |= !l->used ? 0 : queries ? ATTN_USED_Q : ATTN_USED_KV;
 }
 

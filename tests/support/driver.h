@@ -15,6 +15,7 @@
     X(context_create, cuCtxCreate_v2, (void **context, unsigned flags, int device))                                    \
     X(context_destroy, cuCtxDestroy_v2, (void *context))                                                               \
     X(context_current, cuCtxGetCurrent, (void **context))                                                              \
+    X(context_pop, cuCtxPopCurrent_v2, (void **context))                                                               \
     X(context_set, cuCtxSetCurrent, (void *context))                                                                   \
     X(context_wait, cuCtxSynchronize, (void))                                                                          \
     X(memory_info, cuMemGetInfo_v2, (size_t * available, size_t * total))                                              \

@@ -7,9 +7,9 @@
 
 #include "attn/attn_device.h"
 
-#define MOST_THREADS             16
-#define MOST_NAMES               16
-#define SKIPPED                  77
+#define MOST_THREADS 16
+#define MOST_NAMES   16
+#define SKIPPED      77
 
 static void release_contexts(void);
 static attn_context *contexts[MOST_THREADS + 1], *device;
