@@ -189,9 +189,11 @@ static void test_memory_forms(void **state) {
             }
             run_options how = {.implementation = *name, .deterministic = machine_is_device(*name)};
             result base;
-            if (run_trial(t, &how, &base) != RUN_DONE) {
+            run_outcome outcome = run_trial(t, &how, &base);
+            if (outcome != RUN_DONE && !campaign_allows(t, &how, &base)) {
                 campaign_fail(&c, &p, *name, base.text, base.trouble);
-            } else {
+            }
+            if (outcome == RUN_DONE) {
                 for (size_t k = 0; k < COUNT(kinds); k++) {
                     trial *u = reshaped(t, &p, kinds[k]);
                     same(&c, &p, *name, u, &base, "another memory form");
@@ -247,7 +249,9 @@ static void test_other_sequences_do_not_matter(void **state) {
             char where[200];
             run_outcome first = run_trial(t, &how, &a), second = run_trial(u, &how, &b);
             c.runs += 2;
-            if (first != RUN_DONE || second != RUN_DONE) {
+            if (campaign_allows(t, &how, &a) && campaign_allows(u, &how, &b)) {
+                c.refusals++;
+            } else if (first != RUN_DONE || second != RUN_DONE) {
                 campaign_fail(&c, &p, *name, a.text, first != RUN_DONE ? a.trouble : b.trouble);
             } else {
                 cut_to_first_sequence(t, &a);
@@ -283,7 +287,8 @@ static void test_outputs_left_out(void **state) {
             }
             run_options how = {.implementation = *name, .deterministic = machine_is_device(*name)};
             result base;
-            if (run_trial(t, &how, &base) != RUN_DONE) {
+            run_trial(t, &how, &base);
+            if (base.outcome != RUN_DONE && !campaign_allows(t, &how, &base)) {
                 campaign_fail(&c, &p, *name, base.text, base.trouble);
             }
             for (int id = T_DQ; id < T_COUNT && base.outcome == RUN_DONE; id++) {

@@ -59,25 +59,46 @@ static const char *expected_refusal(const char *implementation, const trial *t, 
     return machine_expected_refusal(implementation, &p);
 }
 
-/* 1 if it ran, 0 if it was refused as the rule says, -1 if it failed. Where only backward is refused, forward runs
+/* mma adds a dbias that is summed over axes in any order. */
+static bool sums_in_any_order(const trial *t, const run_options *how) {
+    unsigned summed = t->broadcast[t->unset >> T_DBIAS & 1 ? T_BIAS : T_DBIAS];
+    return !strcmp(how->implementation, "mma") && how->deterministic && trial_has(t, T_DBIAS) && summed;
+}
+
+bool campaign_allows(const trial *t, const run_options *how, const result *r) {
+    const char *name = how->implementation, *field = r->error.field, *forward, *backward;
+    attn_problem p = t->problem;
+    forward = expected_refusal(name, t, ATTN_FORWARD);
+    backward = expected_refusal(name, t, ATTN_BACKWARD);
+    p.pass = ATTN_BACKWARD;
+    if (r->outcome != RUN_REFUSED) {
+        return false;
+    }
+    if (forward || how->forward_only) {
+        return forward && !strcmp(forward, field);
+    }
+    return (backward && !strcmp(backward, field)) || machine_may_refuse(name, &p, field) ||
+           (sums_in_any_order(t, how) && !strcmp(field, "dbias.stride"));
+}
+
+/* 1 if it ran, 0 if it was refused as the rules say, -1 if it failed. Where only backward is refused, forward runs
  * alone once the refusal was seen. */
 static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, run_options how, result *out) {
-    const char *name = how.implementation;
-    const char *expected = expected_refusal(name, t, ATTN_FORWARD);
-    expected = expected || how.forward_only ? expected : expected_refusal(name, t, ATTN_BACKWARD);
+    const char *name = how.implementation, *expected = expected_refusal(name, t, ATTN_FORWARD);
     at(p, name);
     run_trial(t, &how, out);
     c->runs++;
-    if (out->outcome == RUN_REFUSED) {
-        c->refusals++;
-        if (expected && !strcmp(expected, out->error.field)) {
-            if (how.forward_only || expected_refusal(name, t, ATTN_FORWARD)) {
-                return 0;
-            }
-            how.forward_only = true;
-            result_free(out);
-            return one_run(c, p, t, j, how, out);
+    c->refusals += out->outcome == RUN_REFUSED;
+    if (campaign_allows(t, &how, out)) {
+        if (how.forward_only || expected) {
+            return 0;
         }
+        how.forward_only = true;
+        result_free(out);
+        return one_run(c, p, t, j, how, out);
+    }
+    expected = expected || how.forward_only ? expected : expected_refusal(name, t, ATTN_BACKWARD);
+    if (out->outcome == RUN_REFUSED) {
         snprintf(out->trouble, sizeof out->trouble, "refused: %.28s %.224s (expected: %s)", out->error.field,
                  out->error.message, expected ? expected : "no refusal");
     } else if (out->outcome == RUN_DONE && expected) {

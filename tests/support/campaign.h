@@ -13,6 +13,9 @@ typedef struct campaign {
     int failures;
 } campaign;
 
+/* Is the run's refusal one that the rules allow? */
+bool campaign_allows(const trial *t, const run_options *how, const result *r);
+
 campaign campaign_begin(const char *title);
 /* Forward and backward on every implementation, judged by the bound. */
 void campaign_try(campaign *c, const recipe *p);

@@ -183,7 +183,7 @@ static judge *judge_of_tf32(judge *j) {
         abort();
     }
     t->problem.q.dtype = t->problem.k.dtype = t->problem.v.dtype = ATTN_F16;
-    t->problem.dout.dtype = ATTN_F16;
+    t->problem.dout.dtype = t->unset >> T_DOUT & 1 ? ATTN_NONE : ATTN_F16;
     trial_settle(t);
     low->trial = j->trial;
     low->rounded = t;

@@ -154,14 +154,13 @@ uint32_t machine_allowed(const char *implementation, const attn_problem *problem
     return rounds ? ATTN_ALLOW_TF32 : 0;
 }
 
-/* Whose tensor cores take float16 alone. */
-static bool turing(void) {
+static int device_arch(void) {
     attn_device_info info = {.struct_size = sizeof info};
     attn_error error;
     if (attn_device_query(machine_device(), &info, &error) != ATTN_OK) {
         give_up(error.field, error.message);
     }
-    return info.arch < 80;
+    return info.arch;
 }
 
 int64_t machine_widest(const char *implementation, bool values) {
@@ -178,12 +177,18 @@ int64_t machine_widest(const char *implementation, bool values) {
     return 576; /* of the CPU's */
 }
 
+bool machine_may_refuse(const char *implementation, const attn_problem *problem, const char *field) {
+    bool mma = implementation && !strcmp(implementation, "mma"), wide = problem->dim_qk > 160 || problem->dim_v > 160;
+    int arch = mma && wide ? device_arch() : 0;
+    return arch && arch != 80 && arch != 90 && arch != 100 && !strcmp(field, "dim_qk");
+}
+
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem) {
     bool mma = !strcmp(implementation, "mma");
     if (!strcmp(implementation, "reference")) {
         return NULL;
     }
-    if (problem->q.dtype == ATTN_F64 || (mma && problem->q.dtype != ATTN_F16 && turing())) {
+    if (problem->q.dtype == ATTN_F64 || (mma && problem->q.dtype != ATTN_F16 && device_arch() < 80)) {
         return "q.dtype";
     }
     return problem->dim_qk > machine_widest(implementation, false) ? "dim_qk"
