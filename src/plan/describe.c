@@ -44,8 +44,8 @@ static void add_kernels(attn__text *text, const attn_plan *plan) {
         const attn__kernel *kernel = &choice->kernels[n];
         attn__text_add(text, "kernel          %s: %d threads, ", kernel->name, kernel->threads);
         add_amount(text, (double)kernel->shared, 1024, "B of shared memory, ");
-        attn__text_add(text, "up to %d blocks a processor\n",
-                       attn__gpu_blocks(plan->gpu, kernel->threads, kernel->shared));
+        int blocks = attn__gpu_blocks(plan->gpu, kernel->threads, kernel->shared);
+        attn__text_add(text, "up to %d block%s a processor\n", blocks, blocks == 1 ? "" : "s");
     }
 }
 

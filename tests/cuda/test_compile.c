@@ -69,6 +69,17 @@ static const struct variant {
     {"mma", "%s:" SIZES ":d128:causal:deterministic", BWD | USUAL(BWD)},
     {"mma", "%s:" SIZES ":d128:dq=f32:dk=f32:dv=f32", BWD},
     {"mma", "%s:" SIZES ":d128:" EVERYTHING, BOTH | USUAL(BOTH)},
+    /* Float32 products. */
+    {"ffma", "f32:" SIZES ":d64:causal", BOTH | USUAL(BOTH)},
+    {"ffma", "f32:" SIZES ":d128", BOTH | USUAL(BOTH)},
+    {"ffma", "f32:" SIZES ":d80", BOTH},
+    {"ffma", "f32:" SIZES ":dqk192:dv128", BOTH},
+    {"ffma", "f32:" SIZES ":d256", BOTH | USUAL(FWD)},
+    {"ffma", "f32:" SIZES ":dqk576:dv512", BOTH},
+    {"ffma", "%s:" SIZES ":d128:causal", BOTH},
+    {"ffma", "f16:" SIZES ":d64", BOTH},
+    {"ffma", "f32:b1:hq32:hk8:sq1:skv32768:d128", FWD},
+    {"ffma", "f32:" SIZES ":d128:" EVERYTHING, BOTH | USUAL(BOTH)},
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
