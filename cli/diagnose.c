@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Causes are tried in the order in which they explain the most: input already bad, hidden data that leaks, scores that
- * do not fit the type, a row that sees nothing, an exact value that does not fit, an lse that float32 holds too coarsely,
- * and last plain drift.
- * A row of the definition is looked at through q, k and the reference's own o and lse. */
+ * do not fit the type, a row that sees nothing, an exact value that does not fit, an lse that float32 holds too
+ * coarsely, and last plain drift. A row of the definition is looked at through q, k and the reference's own o and lse.
+ */
 #include "diagnose.h"
 
 #include <inttypes.h>

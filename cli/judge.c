@@ -97,8 +97,8 @@ cli_verdict cli_judge_slot(const cli_judge *judge, const cli_case *tested, int s
     cli_compare(&verdict.difference, result, &judge->reference.view[slot]);
     const cli_difference *d = &verdict.difference;
     const double fixed = fixed_tolerance(tested->view[CLI_SLOT_Q].type, slot, d->reference_largest);
-    verdict.bound = judge->has_plain ? 2 * judge->plain_error[slot] + 2 * cli_ulp(result->type, d->reference_largest)
-                                     : fixed;
+    verdict.bound =
+        judge->has_plain ? 2 * judge->plain_error[slot] + 2 * cli_ulp(result->type, d->reference_largest) : fixed;
     if (judge->plain_misplaced[slot] && verdict.bound < fixed) { /* what is left of it may be little, or nothing */
         verdict.bound = fixed;
     }
