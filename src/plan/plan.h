@@ -94,7 +94,7 @@ typedef struct attn__kernel {
 } attn__kernel;
 
 /* What the CUDA backend decides. Kernels are listed in the order of their first launch; `role` is the backend's. */
-#define ATTN__MAX_KERNELS 8
+#define ATTN__MAX_KERNELS 12
 typedef struct attn__gpu_choice {
     int tile_q, tile_kv, stages, warps;
     int64_t group;  /* query heads packed into one tile's rows */
