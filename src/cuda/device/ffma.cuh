@@ -279,6 +279,33 @@ template <int dtype, int dim> INLINE void fetch_lines(float4 (&next)[2], const t
     }
 }
 
+/* sum[r][...] += weights of the outer row times columns 64 * c ... + 63 of the rows of `inner`. next holds their first
+ * chunk, and afterwards that of column group c + 1, if there is one to follow. */
+template <int dtype, int dim>
+INLINE void mix_columns(float (&sum)[ROWS][4], float4 (&next)[2], const tile_rows &inner, tile_memory &memory, int c,
+                        bool follows, int t) {
+    constexpr int unrolled = TWO_TILES && COLUMNS(dim) == 2 ? 1 : 2;
+#pragma unroll 1
+    for (int first = 0; first < INNER; first += LINES) {
+        float *chunk = memory.chunk[first / LINES & 1] + 4 * t, test = 0.0f;
+        *(float4 *)chunk = tested(next[0], &test);
+        *(float4 *)(chunk + 4 * THREADS) = tested(next[1], &test);
+        const bool careful = __syncthreads_or(test != 0.0f);
+        if (first + LINES < INNER) {
+            fetch_lines<dtype, dim>(next, inner, c, first + LINES);
+        } else if (follows) {
+            fetch_lines<dtype, dim>(next, inner, c + 1, 0);
+        }
+        const float *weights = memory.weights + first * WEIGHT_PITCH + t / 16 * ROWS;
+        chunk += 4 * (t % 16 - t);
+        if (careful) {
+            mix_lines<true, LINES, 1>(sum, weights, chunk);
+        } else {
+            mix_lines<false, LINES, unrolled>(sum, weights, chunk);
+        }
+    }
+}
+
 /* sum[r][...] += weights of the outer row times the rows of `inner`, dim columns. The tile's part is summed apart: long
  * sums then err by the number of tiles and of a tile's rows, not by their product. */
 template <int dtype, int dim>
@@ -295,25 +322,7 @@ INLINE void tile_mix(float (&sum)[ROWS][4 * COLUMNS(dim)], const tile_rows &inne
         for (int r = 0; r < ROWS; r++) {
             part[r][0] = part[r][1] = part[r][2] = part[r][3] = 0.0f;
         }
-#pragma unroll 1
-        for (int first = 0; first < INNER; first += LINES) {
-            float *chunk = memory.chunk[first / LINES & 1] + 4 * t, test = 0.0f;
-            *(float4 *)chunk = tested(next[0], &test);
-            *(float4 *)(chunk + 4 * THREADS) = tested(next[1], &test);
-            const bool careful = __syncthreads_or(test != 0.0f);
-            if (first + LINES < INNER) {
-                fetch_lines<dtype, dim>(next, inner, c, first + LINES);
-            } else if (c + 1 < COLUMNS(dim)) {
-                fetch_lines<dtype, dim>(next, inner, c + 1, 0);
-            }
-            const float *weights = memory.weights + first * WEIGHT_PITCH + t / 16 * ROWS;
-            chunk += 4 * (t % 16 - t);
-            if (careful) {
-                mix_lines<true, LINES, 1>(part, weights, chunk);
-            } else {
-                mix_lines<false, LINES, TWO_TILES && COLUMNS(dim) == 2 ? 1 : 2>(part, weights, chunk);
-            }
-        }
+        mix_columns<dtype, dim>(part, next, inner, memory, c, c + 1 < COLUMNS(dim), t);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
 #pragma unroll
@@ -325,32 +334,37 @@ INLINE void tile_mix(float (&sum)[ROWS][4 * COLUMNS(dim)], const tile_rows &inne
     }
 }
 
+/* Columns d ... d + 3 of the row at element `at`, d a multiple of 4; added to what is there if `accumulate`. */
+template <int dtype, int dim>
+INLINE void store_four(const attn__tensor_ref &t, int64_t at, int d, float4 x, bool aligned, bool accumulate) {
+    if (aligned && d + 4 <= dim) {
+        if (accumulate) {
+            float4 before = load_vector<dtype>(t.data, at + d);
+            x = make_float4(before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w);
+        }
+        store_vector<dtype>(t.data, at + d, x);
+        return;
+    }
+    const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        if (d + n < dim) {
+            const int64_t to = at + (d + n) * t.stride[3];
+            const float before = accumulate ? load_element<dtype>(t.data, to) : 0.0f;
+            store_element<dtype>(t.data, to, before + values[n]);
+        }
+    }
+}
+
 /* The thread's columns of one result row, times scale, added to what is there if `accumulate`. */
 template <int dtype, int dim>
 INLINE void store_row(const attn__tensor_ref &t, int64_t at, const float (&sum)[4 * COLUMNS(dim)], float scale,
                       bool aligned, bool accumulate) {
 #pragma unroll
     for (int c = 0; c < COLUMNS(dim); c++) {
-        const int d = 64 * c + 4 * tile_x();
-        float4 x =
+        const float4 x =
             make_float4(sum[4 * c] * scale, sum[4 * c + 1] * scale, sum[4 * c + 2] * scale, sum[4 * c + 3] * scale);
-        if (aligned && d + 4 <= dim) {
-            if (accumulate) {
-                float4 before = load_vector<dtype>(t.data, at + d);
-                x = make_float4(before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w);
-            }
-            store_vector<dtype>(t.data, at + d, x);
-        } else {
-            const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                if (d + n < dim) {
-                    const int64_t to = at + (d + n) * t.stride[3];
-                    const float before = accumulate ? load_element<dtype>(t.data, to) : 0.0f;
-                    store_element<dtype>(t.data, to, before + values[n]);
-                }
-            }
-        }
+        store_four<dtype, dim>(t, at, 64 * c + 4 * tile_x(), x, aligned, accumulate);
     }
 }
 template <int dtype, int dim> INLINE void store_zeros(const attn__tensor_ref &t, int64_t at, bool aligned) {

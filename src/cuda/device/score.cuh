@@ -39,10 +39,9 @@ INLINE score_row score_row_of(const attn__params &p, int s, int head, int64_t i,
     return row;
 }
 
-/* Score in log2 units of a key that the band shows; -inf where boolean mask or bias hide it. *bent (backward) takes
- * d score / d (scale * raw), which the soft cap bends. */
-INLINE float score_of(const attn__params &p, const score_row &row, float raw, int j, float *bent) {
-    float s = raw * p.scale;
+/* Score in log2 units of a key that the band shows, from s = scale * <q, k>; -inf where boolean mask or bias hide it.
+ * *bent (backward) takes d score / d s, which the soft cap bends. */
+INLINE float score_of_scaled(const attn__params &p, const score_row &row, float s, int j, float *bent) {
     if (bent) {
         *bent = 1.0f;
     }
@@ -54,7 +53,7 @@ INLINE float score_of(const attn__params &p, const score_row &row, float raw, in
         }
     }
     if (BIAS_DTYPE) {
-        float bias = load_element<BIAS_DTYPE ? BIAS_DTYPE : F32>(p.bias.data, row.bias_at + j * p.bias.stride[3]);
+        float bias = load_element < BIAS_DTYPE ? BIAS_DTYPE : F32 > (p.bias.data, row.bias_at + j * p.bias.stride[3]);
         if (bias == -INFINITY_F) {
             return -INFINITY_F; /* hidden, even where the product is NaN */
         }
@@ -69,4 +68,9 @@ INLINE float score_of(const attn__params &p, const score_row &row, float raw, in
         s -= row.slope * fabsf((float)(row.shifted - j));
     }
     return s * LOG2E;
+}
+
+/* The same from the raw product. */
+INLINE float score_of(const attn__params &p, const score_row &row, float raw, int j, float *bent) {
+    return score_of_scaled(p, row, raw * p.scale, j, bent);
 }
