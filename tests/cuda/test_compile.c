@@ -80,6 +80,9 @@ static const struct variant {
     {"ffma", "f16:" SIZES ":d64", BOTH},
     {"ffma", "f32:b1:hq32:hk8:sq1:skv32768:d128", FWD},
     {"ffma", "f32:" SIZES ":d128:" EVERYTHING, BOTH | USUAL(BOTH)},
+    {"cuda_native", "f32:" SIZES ":d128:causal", BOTH},
+    {"cuda_native", "%s:" SIZES ":d64", BOTH | USUAL(BOTH)},
+    {"cuda_native", "f16:" SIZES ":d128:" EVERYTHING, BOTH | USUAL(BOTH)},
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
