@@ -132,6 +132,23 @@ INLINE void store_tile(const attn__params &p, const query_tile &tile, const soft
     }
 }
 
+/* The block of keys from position j on, in K or V. */
+INLINE tile_rows key_rows(const attn__params &p, const query_tile &tile, const key_span &keys, int j,
+                          const attn__tensor_ref &t, bool aligned) {
+    return tile_rows_of(t, tile.run.sequence, tile.head / p.group, keys.run.first + (j - keys.run.position), 0,
+                        (int)smaller(INNER, keys.last - j), aligned);
+}
+
+/* Raw products into memory.weights. */
+INLINE void put_scores(const attn__params &p, const query_tile &tile, const tile_rows &keys, tile_memory &memory) {
+    const tile_rows queries = tile_rows_of(p.q, tile.run.sequence, tile.head, tile.run.first + tile.first, 0,
+                                           tile.run.rows - tile.first, p.aligned & ATTN__ALIGNED_Q);
+    float t[ROWS][OWN];
+    tile_clear(t);
+    tile_dot<DTYPE, DTYPE, DIM_QK>(t, queries, keys, memory);
+    tile_put(memory.weights, t);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(const __grid_constant__ attn__params p) {
     __shared__ __align__(16) tile_memory memory;
     __shared__ softmax_rows rows;
@@ -147,7 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
     if (tile.first >= tile.run.slot) {
         return;
     }
-    const int s = tile.run.sequence, head_kv = tile.head / p.group;
     float sum[ROWS][4 * COLUMNS(DIM_V)];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -161,13 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
         rows.m[threadIdx.x] = sink;
         rows.l[threadIdx.x] = sink != -INFINITY_F ? 1.0f : 0.0f;
     }
-    const tile_rows queries =
-        tile_rows_of(p.q, s, tile.head, tile.run.first + tile.first, 0, (int)smaller(OUTER, tile.run.rows - tile.first),
-                     p.aligned & ATTN__ALIGNED_Q);
-
     int list = 0, lists = 0;
     if (tile.first < tile.run.rows) {
-        side_range<ROWS_KV>(p.side_kv, s, &list, &lists);
+        side_range<ROWS_KV>(p.side_kv, tile.run.sequence, &list, &lists);
     }
     for (; list < lists; list++) {
         __syncthreads();
@@ -182,17 +194,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
                 continue;
             }
             const bool full = end - j == INNER && band_shows_all(p, tile.low, tile.high, tile.length, j, INNER);
-            const int64_t row = keys.run.first + (j - keys.run.position);
-            {
-                float t[ROWS][OWN];
-                tile_clear(t);
-                tile_dot<DTYPE, DTYPE, DIM_QK>(
-                    t, queries, tile_rows_of(p.k, s, head_kv, row, 0, end - j, p.aligned & ATTN__ALIGNED_K), memory);
-                tile_put(memory.weights, t);
-            }
+            put_scores(p, tile, key_rows(p, tile, keys, j, p.k, p.aligned & ATTN__ALIGNED_K), memory);
             softmax_step(p, tile, rows, memory, j, end, full, sum);
-            tile_mix<DTYPE, DIM_V>(sum, tile_rows_of(p.v, s, head_kv, row, 0, end - j, p.aligned & ATTN__ALIGNED_V),
-                                   memory);
+            tile_mix<DTYPE, DIM_V>(sum, key_rows(p, tile, keys, j, p.v, p.aligned & ATTN__ALIGNED_V), memory);
         }
     }
     __syncthreads();
