@@ -26,6 +26,21 @@ static bool spread(trial *t, tensor_id id, int axis, bool backwards) {
     return true;
 }
 
+/* Device memory is all there: the axis has to be the outermost one, or everything outside it is as far apart. */
+static void outermost(recipe *p, int axis) {
+    p->batch = axis == AXIS_BATCH || axis == AXIS_TOKEN ? p->batch : 1;
+    if (axis == AXIS_DIM) {
+        p->heads_kv = p->group = 1;
+    }
+}
+
+static void order(trial *t, int axis) {
+    static const form_order orders[] = {ORDER_BSHD, ORDER_BHSD, ORDER_SBHD, ORDER_BHDS};
+    for (int id = 0; id < T_COUNT; id++) {
+        t->form[id].order = orders[axis];
+    }
+}
+
 static void far_case(campaign *c, attn_dtype dtype, int axis, bool backwards, bool scores) {
     recipe p = {.name = "far",
                 .dtype = dtype,
@@ -43,7 +58,13 @@ static void far_case(campaign *c, attn_dtype dtype, int axis, bool backwards, bo
         p.bias = p.mask = PRESENT;
         p.alibi = PRESENT;
     }
+    if (machine_device()) {
+        outermost(&p, axis);
+    }
     trial *t = recipe_trial(&p);
+    if (machine_device()) {
+        order(t, axis);
+    }
     bool any = false;
     for (int id = 0; id < T_COUNT; id++) {
         bool pair = id == T_BIAS || id == T_MASK || id == T_DBIAS || id == T_ALIBI;

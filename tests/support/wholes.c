@@ -136,7 +136,9 @@ int wholes_judged(const char *title, wholes_way take, bool forward_only) {
                 result out;
                 memset(&out, 0, sizeof out);
                 c.runs++;
-                if (!take(t, *name, &r, &out)) {
+                bool taken = take(t, *name, &r, &out);
+                out.tf32 = machine_allowed(*name, &t->problem) & ATTN_ALLOW_TF32; /* of every part */
+                if (!taken) {
                     campaign_fail(&c, &p, *name, out.text, out.trouble[0] ? out.trouble : out.error.message);
                 } else if (!judge_accepts(&j, &out)) {
                     campaign_fail(&c, &p, *name, out.text, j.trouble);
