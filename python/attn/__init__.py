@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libattn for Python: exact, fused attention over NumPy arrays, PyTorch tensors and whatever speaks DLPack."""
+from ._errors import Error, DeviceError, InvalidError, UnsupportedError
+from . import _library, _problem, _run, _tensors
+
+__all__ = ["attention", "reference", "check_device", "info", "install_as_flash_attn", "Error", "InvalidError",
+           "UnsupportedError", "DeviceError"]
+__version__ = "%d.%d.%d" % (_library.version() // 10000, _library.version() // 100 % 100, _library.version() % 100)
+
+
+def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", window=(-1, -1), global_tokens=0, scale=None,
+              softcap=0.0, alibi=None, bias=None, mask=None, sink=None, dropout=0.0, seed=None, offset=0, cu_seqlens_q=None,
+              cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, deterministic=False, tf32=False,
+              out=None, out_dtype=None, return_lse=False, implementation=None, tile_q=0, tile_kv=0, splits=0, stages=0,
+              tensor_cores=None):
+    """o, or (o, lse) with return_lse. docs/python.md describes each argument.
+
+    Differentiable in q, k, v, bias and sink, and through o and lse, with PyTorch."""
+    given = dict(layout=layout, causal=causal, corner=corner, window=window, global_tokens=global_tokens, scale=scale, softcap=softcap,
+                 dropout=dropout, deterministic=deterministic, tf32=tf32, implementation=implementation, tile_q=tile_q,
+                 tile_kv=tile_kv, splits=splits, stages=stages, tensor_cores=tensor_cores)
+    more = dict(mask=mask, alibi=alibi, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv, seed=seed)
+    if _tensors.is_torch(q):
+        from . import _torch
+
+        o, lse = _torch.attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
+        return (o, lse) if return_lse else o
+    o, lse = _run.forward(q, k, v, options=_problem.options(**given), out=out, out_dtype=out_dtype, bias=bias, sink=sink,
+                          offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, **more)
+    if out is None and not isinstance(q, type(o)) and hasattr(q, "__array_namespace__"):
+        o, lse = (q.__array_namespace__().from_dlpack(t) for t in (o, lse))
+    return (o, lse) if return_lse else o
+
+
+def reference(q, k, v, **options):
+    """attention() in float64 on the CPU, for tests: arguments and results as there, gradients too."""
+    wide = {"q": q, "k": k, "v": v, **options}
+    for name in ("q", "k", "v", "bias", "alibi", "sink"):
+        t = _tensors.adopt(wide.get(name), name)
+        if t is not None:
+            wide[name] = t.double().cpu() if _tensors.is_torch(t) else t.astype("float64")
+    for name in ("mask", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "seed"):
+        if _tensors.is_torch(wide.get(name)):
+            wide[name] = wide[name].cpu()
+    for name in ("implementation", "tile_q", "tile_kv", "splits", "stages", "tensor_cores", "tf32", "out_dtype"):
+        wide.pop(name, None)
+    return attention(**wide)
+
+
+def check_device():
+    """Waits for the GPUs in use and raises what earlier calls found wrong with lengths that lie there."""
+    import sys
+
+    torch = sys.modules.get(__name__ + "._torch")
+    if torch:
+        torch.check_device()
+
+
+def info():
+    """What is in use: version, path of the library."""
+    return {"version": __version__, "library": _library.path}
+
+
+def install_as_flash_attn():
+    """Makes `import flash_attn` and `import flash_attn_interface` find this package's modules of that shape."""
+    from .flash_attn import _install
+
+    _install.install()

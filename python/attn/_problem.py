@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From views of tensors and options to a plan. Plans are kept: one for each set of shapes, strides, types, options and
+device, the latest ones first."""
+import ctypes
+import threading
+from collections import OrderedDict, namedtuple
+
+from . import _library as lib
+from ._errors import invalid, raise_status
+from ._tensors import DTYPES
+
+Options = namedtuple(
+    "Options",
+    "layout causal corner window global_tokens scale softcap dropout deterministic tf32 implementation tile_q tile_kv splits "
+    "stages tensor_cores head_first batch_first",
+    defaults=("bshd", False, "bottom-right", (-1, -1), 0, None, 0.0, 0.0, False, False, None, 0, 0, 0, 0, None, 0, 0),
+)
+LAYOUTS = {"bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3), "thd": (None, 1, 0, 2)}
+KEPT = 256
+
+
+def options(**given):
+    """Options checked one by one; window and numbers may be anything that int() or float() takes."""
+    o = Options(**given)
+    if o.layout not in LAYOUTS:
+        raise invalid("layout", repr(o.layout), 'be "bshd", "bhsd" or "thd"')
+    if o.corner not in ("bottom-right", "top-left"):
+        raise invalid("corner", repr(o.corner), 'be "bottom-right" or "top-left"')
+    try:
+        left, right = (-1 if x is None else int(x) for x in o.window)
+    except (TypeError, ValueError):
+        raise invalid("window", repr(o.window), "be two numbers, left and right") from None
+    for name in ("scale", "softcap", "dropout"):
+        value = getattr(o, name)
+        if not isinstance(value, (int, float)) and not (name == "scale" and value is None):
+            raise invalid(name, repr(value), "be a number")
+    return o._replace(window=(left, right), causal=bool(o.causal), deterministic=bool(o.deterministic), tf32=bool(o.tf32))
+
+
+class Sizes(namedtuple("Sizes", "batch heads_q heads_kv tokens_q tokens_kv total_q total_kv dim_qk dim_v packed")):
+    def lse_shape(self):
+        return (self.heads_q, self.total_q) if self.packed else (self.batch, self.heads_q, self.tokens_q)
+
+
+def sizes(o, q, k, v, batch=None, max_q=None, max_kv=None):
+    """What the shapes say together; where they contradict each other, an error names the one that differs."""
+    axes = LAYOUTS[o.layout]
+    rank = 3 if o.layout == "thd" else 4
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if len(t.shape) != rank:
+            raise invalid(name, f"of {len(t.shape)} axes", f'have {rank} with layout "{o.layout}"')
+    at = lambda t, n: t.shape[axes[n]]
+    for name, t, n in (("k", k, 1), ("v", v, 1), ("k", k, 2), ("v", v, 2)):
+        word = ("batch", "heads", "tokens", "dim")[n]
+        if name == "v" and at(v, n) != at(k, n):
+            raise invalid("v", f"of {at(v, n)} {word}", f"have k's {at(k, n)}")
+    if at(k, 3) != at(q, 3):
+        raise invalid("k", f"of head size {at(k, 3)}", f"have q's {at(q, 3)}")
+    if rank == 4:
+        for name, t in (("k", k), ("v", v)):
+            if t.shape[0] != q.shape[0]:
+                raise invalid(name, f"of batch {t.shape[0]}", f"have q's {q.shape[0]}")
+        return Sizes(q.shape[0], at(q, 1), at(k, 1), at(q, 2), at(k, 2), at(q, 2), at(k, 2), at(q, 3), at(v, 3), False)
+    return Sizes(batch, at(q, 1), at(k, 1), max_q, max_kv, at(q, 2), at(k, 2), at(q, 3), at(v, 3), True)
+
+
+def layout(o, name, t):
+    if t.dtype not in DTYPES:
+        raise invalid(name, t.dtype, "be float32, float16, bfloat16 or float64")
+    return lib.Layout(DTYPES[t.dtype], (ctypes.c_int64 * 4)(*(0 if a is None else t.stride[a] for a in LAYOUTS[o.layout])))
+
+
+def score_layout(s, name, t, kinds):
+    """[sequence, head, row, key], any of them 1, leading ones left out."""
+    if t.dtype not in kinds:
+        raise invalid(name, t.dtype, "be " + " or ".join(kinds))
+    if len(t.shape) > 4:
+        raise invalid(name, f"of {len(t.shape)} axes", "have at most 4")
+    pad = 4 - len(t.shape)
+    shape, stride = (1,) * pad + tuple(t.shape), (0,) * pad + tuple(t.stride)
+    full = (s.batch, s.heads_q, s.tokens_q, s.tokens_kv)
+    for axis in range(4):
+        if shape[axis] not in (1, full[axis]):
+            raise invalid(name, f"of shape {tuple(t.shape)}", f"broadcast to {full}")
+    return lib.Layout(DTYPES[t.dtype], (ctypes.c_int64 * 4)(*(0 if n == 1 else st for n, st in zip(shape, stride))))
+
+
+def head_layout(s, name, t, kind, batched):
+    if t.dtype != kind:
+        raise invalid(name, t.dtype, f"be {kind}")
+    if tuple(t.shape) not in ((s.heads_q,),) + (((s.batch, s.heads_q),) if batched else ()):
+        raise invalid(name, f"of shape {tuple(t.shape)}", f"be ({s.heads_q},)" + (f" or ({s.batch}, {s.heads_q})" if batched else ""))
+    return lib.Layout(DTYPES[t.dtype], (ctypes.c_int64 * 4)(t.stride[0] if len(t.shape) == 2 else 0, t.stride[-1], 0, 0))
+
+
+def lse_layout(s, name, t):
+    wide = "float64" if t.dtype == "float64" else "float32"
+    if tuple(t.shape) != s.lse_shape() or t.dtype != wide:
+        raise invalid(name, f"{t.dtype} of shape {tuple(t.shape)}", f"be {wide} of shape {s.lse_shape()}")
+    stride = (0,) * (3 - len(t.shape)) + tuple(t.stride)
+    return lib.Layout(DTYPES[t.dtype], (ctypes.c_int64 * 4)(*stride, 0))
+
+
+class Context:
+    def __init__(self, device):
+        config = lib.Config(struct_size=ctypes.sizeof(lib.Config), device=device.encode())
+        self.handle, error = ctypes.c_void_p(), lib.Status()
+        if lib.context_create(self.handle, config, error):
+            raise_status(error)
+
+
+class Plan:
+    """Never destroyed while someone runs it: they hold it."""
+
+    def __init__(self, context, problem, o):
+        cores = {None: 0, False: 1, True: 2}[o.tensor_cores]
+        hints = lib.Hints(ctypes.sizeof(lib.Hints), o.implementation.encode() if o.implementation else None, o.tile_q,
+                          o.tile_kv, o.splits, o.stages, cores)
+        self.context, self.problem, self.handle, error = context, problem, ctypes.c_void_p(), lib.Status()
+        if lib.plan_create(self.handle, context.handle, problem, hints, error):
+            raise_status(error)
+        self.workspace = lib.plan_workspace(self.handle)
+        self.spare = []  # argument blocks, one a running thread
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            lib.plan_destroy(self.handle)
+
+    def describe(self):
+        size = lib.plan_describe(self.handle, None, 0) + 1
+        text = ctypes.create_string_buffer(size)
+        lib.plan_describe(self.handle, text, size)
+        return text.value.decode()
+
+
+_lock = threading.Lock()
+_contexts = {}
+_plans = OrderedDict()
+
+
+def context(device):
+    name = "cuda" + device[4:] if device.startswith("cuda") else device
+    if name not in ("cpu",) and not name.startswith("cuda"):
+        raise invalid("q", f"on device {device}", "lie on the CPU or an NVIDIA GPU")
+    with _lock:
+        found = _contexts.get(name)
+        if found is None:
+            found = _contexts[name] = Context(name)
+        return found
+
+
+def plan(key, make):
+    """The plan kept under key, else the one that make() makes: (device, problem, options)."""
+    with _lock:
+        found = _plans.get(key)
+        if found is not None:
+            _plans.move_to_end(key)
+            return found
+    device, problem, o = make()
+    found = Plan(context(device), problem, o)
+    with _lock:
+        _plans[key] = found
+        while len(_plans) > KEPT:
+            _plans.popitem(last=False)
+    return found
+
+
+def problem(o, s, pass_, flags):
+    p = lib.Problem(struct_size=ctypes.sizeof(lib.Problem), pass_=pass_, batch=s.batch, heads_q=s.heads_q, heads_kv=s.heads_kv,
+                    tokens_q=s.tokens_q, tokens_kv=s.tokens_kv, dim_qk=s.dim_qk, dim_v=s.dim_v, softcap=o.softcap, dropout=o.dropout)
+    if s.packed:
+        p.rows_q = p.rows_kv = lib.PACKED
+        p.total_q, p.total_kv = s.total_q, s.total_kv
+    left, right = o.window
+    kind = (lib.CAUSAL if o.causal else 0) | (lib.WINDOW if o.window != (-1, -1) else 0) | (lib.GLOBALS if o.global_tokens else 0)
+    p.band = lib.Band(kind, 1 if o.corner == "top-left" else 0, left if kind & lib.WINDOW else 0, right if kind & lib.WINDOW else 0,
+                      o.global_tokens)
+    if o.scale is not None:
+        p.scale = o.scale
+        flags |= lib.HAS_SCALE
+    p.flags = flags | (lib.DETERMINISTIC if o.deterministic else 0) | (lib.ALLOW_TF32 if o.tf32 else 0)
+    return p

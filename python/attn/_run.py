@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward and backward without autograd, into given or new tensors. All calls of the package end here.
+
+Rows of packed tensors that belong to no sequence get 0 (lse -inf): the library leaves them alone. On a GPU nothing here
+waits for it; lengths that lie there are checked there, and `check_device` tells what they were found to be."""
+import ctypes
+
+import numpy as np
+
+from . import _library as lib
+from . import _problem, _tensors
+from ._errors import invalid, raise_status
+from ._tensors import adopt, view
+
+_SIZE = ctypes.sizeof(lib.Args)
+
+
+class Given:
+    """Everything but q, k and v that both passes take, adopted, with its views."""
+
+    def __init__(self, o, q, k, v, bias=None, mask=None, alibi=None, sink=None, cu_seqlens_q=None, cu_seqlens_kv=None,
+                 max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, seed=None, offset=0):
+        self.o = o
+        self.q, self.k, self.v = (adopt(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        self.extra = {"bias": adopt(bias, "bias"), "mask": adopt(mask, "mask"), "alibi": adopt(alibi, "alibi"), "sink": adopt(sink, "sink")}
+        self.views = {name: view(t, name) for name, t in self.named() if t is not None}
+        vq = self.views["q"]
+        self.device = vq.device
+        for name, t in self.views.items():
+            if t.device != self.device:
+                raise invalid(name, f"on {t.device}", f"lie where q does, on {self.device}")
+        for name in "kv":
+            if self.views[name].dtype != vq.dtype:
+                raise invalid(name, self.views[name].dtype, f"be q's {vq.dtype}")
+        self.lengths = {name: _tensors.lengths(t, name) for name, t in (
+            ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv), ("used_q", used_q), ("used_kv", used_kv))}
+        packed = o.layout == "thd"
+        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+            if packed and self.lengths[name] is None:
+                raise invalid(name, "None", 'be given with layout "thd"')
+            if not packed and self.lengths[name] is not None:
+                raise invalid(name, "given", f'go with layout "thd", not "{o.layout}"')
+        places = {str(t.device) if _tensors.is_torch(t) else "cpu" for t in self.lengths.values() if t is not None}
+        self.device_lengths = bool(places) and places != {"cpu"}
+        for name, t in self.lengths.items():
+            if t is not None and len(places) > 1 or (self.device_lengths and places != {self.device}):
+                raise invalid(name, f"among lengths on {sorted(places)}", f"all lie on one of cpu and {self.device}")
+        batch = bound_q = bound_kv = None
+        if packed:
+            cu_q, cu_kv = self.lengths["cu_seqlens_q"], self.lengths["cu_seqlens_kv"]
+            batch = len(cu_q) - 1
+            if batch < 0:
+                raise invalid("cu_seqlens_q", "empty", "have batch + 1 numbers")
+            if len(cu_kv) != len(cu_q):
+                raise invalid("cu_seqlens_kv", f"of {len(cu_kv)} numbers", f"have cu_seqlens_q's {len(cu_q)}")
+            bound_q = self._longest(max_seqlen_q, "max_seqlen_q", cu_q, self.q)
+            bound_kv = self._longest(max_seqlen_kv, "max_seqlen_kv", cu_kv, self.k)
+        self.s = _problem.sizes(o, vq, self.views["k"], self.views["v"], batch, bound_q, bound_kv)
+        for name in ("used_q", "used_kv"):
+            if self.lengths[name] is not None and len(self.lengths[name]) != self.s.batch:
+                raise invalid(name, f"of {len(self.lengths[name])} numbers", f"have batch, {self.s.batch}")
+        self.flags = ((lib.USED_Q if self.lengths["used_q"] is not None else 0) | (lib.USED_KV if self.lengths["used_kv"] is not None else 0)
+                      | (lib.DEVICE_LENGTHS if self.device_lengths else 0))
+        self.seed, self.offset, self.device_seed = 0, 0, None
+        if o.dropout:
+            self._take_seed(seed, offset)
+
+    def named(self):
+        return [("q", self.q), ("k", self.k), ("v", self.v), *self.extra.items()]
+
+    def _longest(self, given, name, cu, tensor):
+        if given is not None:
+            return int(given)
+        rows = int(tensor.shape[0])
+        if self.device_lengths or len(cu) < 2:
+            return rows
+        cu = np.asarray(cu)
+        return min(max(int(np.diff(cu).max()), 0), rows)
+
+    def _take_seed(self, seed, offset):
+        if seed is None:
+            raise invalid("seed", "None", "be given with dropout")
+        if _tensors.is_torch(seed) and seed.device.type != "cpu":
+            import torch
+            seed = seed.reshape(-1).to(torch.int64)
+            self.device_seed = seed if seed.numel() == 2 else torch.nn.functional.pad(seed, (0, 1), value=int(offset))
+            self.flags |= lib.DEVICE_SEED
+            return
+        words = [int(x) for x in np.asarray(seed).reshape(-1)]
+        self.seed = words[0] & (2**64 - 1)
+        self.offset = (words[1] if len(words) > 1 else int(offset)) & (2**64 - 1)
+
+    def problem(self, pass_, flags=0):
+        o, s = self.o, self.s
+        p = _problem.problem(o, s, pass_, self.flags | flags)
+        wide = "float64" if self.views["q"].dtype == "float64" else "float32"
+        for name in "qkv":
+            setattr(p, name, _problem.layout(o, name, self.views[name]))
+        if "bias" in self.views:
+            p.bias = _problem.score_layout(s, "bias", self.views["bias"], ("float32", self.views["q"].dtype))
+        if "mask" in self.views:
+            p.mask = _problem.score_layout(s, "mask", self.views["mask"], ("bool", "uint8"))
+        for name in ("alibi", "sink"):
+            if name in self.views:
+                setattr(p, name, _problem.head_layout(s, name, self.views[name], wide, name == "alibi"))
+        return p
+
+    def key(self):
+        return (self.o, self.s, self.flags, self.device, tuple((n, t[1:]) for n, t in self.views.items()))
+
+    def o_shape(self):
+        return tuple(self.views["q"].shape[:-1]) + (self.s.dim_v,)
+
+    def past(self, which):
+        """First row that belongs to no sequence, None where that is not known here."""
+        cu = self.lengths[which]
+        if cu is None:
+            return None
+        return None if self.device_lengths else int(cu[-1]) if len(cu) else 0
+
+
+def _clear(given, which, tensors, lse=None):
+    """Before the run: rows of no sequence."""
+    if not given.s.packed:
+        return
+    start = given.past(which)
+    for t in tensors:
+        if t is not None:
+            _tensors.fill(t if start is None else t[max(start, 0):], 0)
+    if lse is not None:
+        _tensors.fill(lse if start is None else lse[:, max(start, 0):], -float("inf"))
+
+
+def _run(call, plan, given, pointers):
+    try:
+        args = plan.spare.pop()
+    except IndexError:
+        args = lib.Args(struct_size=_SIZE)
+    for name, t in given.views.items():
+        setattr(args, name, t.address)
+    for name, t in given.lengths.items():
+        setattr(args, name, None if t is None else t.data_ptr() if _tensors.is_torch(t) else t.ctypes.data)
+    for name, address in pointers.items():
+        setattr(args, name, address)
+    args.seed, args.offset = given.seed, given.offset
+    args.head_first, args.batch_first = given.o.head_first, given.o.batch_first
+    error, stream, status = lib.Status(), None, None
+    if given.device == "cpu":
+        space = np.empty(plan.workspace + 64, np.uint8) if plan.workspace else None
+        address = (space.ctypes.data + 63) // 64 * 64 if plan.workspace else None
+    else:
+        from . import _torch
+        space, address, stream = _torch.workspace(given.q.device, plan.workspace)
+        if given.device_lengths:
+            status = _torch.status_word(given.q.device)
+            args.status = status.data_ptr()
+        args.device_seed = None if given.device_seed is None else given.device_seed.data_ptr()
+    failed = call(plan.handle, args, address, plan.workspace, stream, error)
+    plan.spare.append(args)
+    if failed:
+        raise_status(error)
+    if status is not None:
+        _torch.note_status(status)
+
+
+def _checked(given, t, name, shape, kinds):
+    found = view(t, name)
+    if tuple(found.shape) != tuple(shape):
+        raise invalid(name, f"of shape {tuple(found.shape)}", f"be {tuple(shape)}")
+    if found.dtype not in kinds:
+        raise invalid(name, found.dtype, "be " + " or ".join(kinds))
+    if found.device != given.device:
+        raise invalid(name, f"on {found.device}", f"lie where q does, on {given.device}")
+    return found
+
+
+def forward(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, **more):
+    """o and lse; more: bias, mask, alibi, sink, lengths, seed, offset."""
+    given = Given(options or _problem.Options(), q, k, v, **more)
+    kind = given.views["q"].dtype
+    wide = "float64" if kind == "float64" else "float32"
+    if out is None:
+        out = _tensors.empty(given.q, given.o_shape(), str(out_dtype).replace("torch.", "") if out_dtype else kind)
+    if lse is None:
+        lse = _tensors.empty(given.q, given.s.lse_shape(), wide)
+    vo = _checked(given, out, "out", given.o_shape(), (kind, wide))
+    vl = _checked(given, lse, "lse", given.s.lse_shape(), (wide,))
+
+    def make():
+        p = given.problem(0)
+        p.o, p.lse = _problem.layout(given.o, "out", vo), _problem.lse_layout(given.s, "lse", vl)
+        return given.device, p, given.o
+
+    plan = _problem.plan(("forward", given.key(), vo[1:], vl[1:]), make)
+    _clear(given, "cu_seqlens_q", (out,), lse)
+    _run(lib.forward, plan, given, {"o": vo.address, "lse": vl.address})
+    return out, lse
+
+
+def backward(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=None, dlse=None, delta=None, need=("dq", "dk", "dv"),
+             dbias=None, dsink=None, accumulate=False, **more):
+    """Gradients by name, those that `need` lists and those given."""
+    given = Given(options or _problem.Options(), q, k, v, **more)
+    kind = given.views["q"].dtype
+    wide = "float64" if kind == "float64" else "float32"
+    outputs = {"dq": dq, "dk": dk, "dv": dv, "dbias": dbias, "dsink": dsink}
+    source = {"dq": given.q, "dk": given.k, "dv": given.v, "dbias": given.extra["bias"], "dsink": given.extra["sink"]}
+    for name in outputs:
+        if outputs[name] is None and name in need:
+            if source[name] is None:
+                raise invalid("need", name, "name gradients of tensors that are given")
+            shape = tuple(source[name].shape)
+            outputs[name] = _tensors.empty(source[name], shape, kind if name in ("dq", "dk", "dv") else wide)
+            if name in ("dq", "dk", "dv") and accumulate:
+                _tensors.fill(outputs[name], 0)
+    outputs = {name: t for name, t in outputs.items() if t is not None}
+    found = {name: _checked(given, t, name, source[name].shape, (kind, wide) if name in ("dq", "dk", "dv") else (wide,))
+             for name, t in outputs.items()}
+    ins = {"dout": _checked(given, adopt(dout, "dout"), "dout", given.o_shape(), (kind, wide)),
+           "lse": _checked(given, adopt(lse, "lse"), "lse", given.s.lse_shape(), (wide,))}
+    if o is not None:
+        ins["o"] = _checked(given, adopt(o, "o"), "o", given.o_shape(), (kind, wide))
+    for name, t in (("dlse", dlse), ("delta", delta)):
+        if t is not None:
+            ins[name] = _checked(given, adopt(t, name), name, given.s.lse_shape(), (wide,))
+    if "dlse" in ins and "delta" in ins and ins["dlse"].stride != ins["delta"].stride:
+        raise invalid("delta", f"with strides {ins['delta'].stride}", f"have dlse's {ins['dlse'].stride}")
+
+    def make():
+        p = given.problem(1, lib.ACCUMULATE if accumulate else 0)
+        p.o = _problem.layout(given.o, "o", ins.get("o", ins["dout"]))
+        p.lse = _problem.lse_layout(given.s, "lse", ins["lse"])
+        p.dout = _problem.layout(given.o, "dout", ins["dout"])
+        for name in ("dq", "dk", "dv"):
+            if name in found:
+                setattr(p, name, _problem.layout(given.o, name, found[name]))
+            else:
+                setattr(p, name, _plain(given, given.views[name[1]]))
+        shared = ins.get("dlse") or ins.get("delta")
+        if shared is not None:
+            p.dlse = _problem.lse_layout(given.s, "dlse", shared)
+        if "dbias" in found:
+            p.dbias = _problem.score_layout(given.s, "dbias", found["dbias"], (wide,))
+        return given.device, p, given.o
+
+    key = ("backward", given.key(), accumulate, tuple((n, t[1:]) for n, t in ins.items()), tuple((n, t[1:]) for n, t in found.items()))
+    plan = _problem.plan(key, make)
+    if "dsink" in outputs and view(outputs["dsink"], "dsink").stride != given.views["sink"].stride:
+        raise invalid("dsink", "of other strides", "be laid out as sink is")
+    if not accumulate:
+        _clear(given, "cu_seqlens_q", (outputs.get("dq"),))
+        _clear(given, "cu_seqlens_kv", (outputs.get("dk"), outputs.get("dv")))
+    pointers = {name: None for name in ("o", "dlse", "delta", "dq", "dk", "dv", "dbias", "dsink")}
+    pointers.update({name: t.address for name, t in (*ins.items(), *found.items())})
+    _run(lib.backward, plan, given, pointers)
+    return outputs
+
+
+def _plain(given, like):
+    """A contiguous layout for a gradient that nobody asked for: inputs may be broadcast, outputs may not."""
+    stride, step = [], 1
+    for n in reversed(like.shape):
+        stride.insert(0, step)
+        step *= max(n, 1)
+    return _problem.layout(given.o, "gradient", like._replace(stride=tuple(stride)))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rest needs to know of a tensor, for NumPy arrays, PyTorch tensors and whatever speaks DLPack.
+
+A `View` is plain data: address, shape, strides in elements, dtype by name, device as text."""
+import sys
+from collections import namedtuple
+
+import numpy as np
+
+from . import _library as lib
+from ._errors import invalid
+
+View = namedtuple("View", "address shape stride dtype device")
+DTYPES = {"float32": lib.F32, "float16": lib.F16, "bfloat16": lib.BF16, "float64": lib.F64, "uint8": lib.U8, "bool": lib.U8}
+
+
+def is_torch(x):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def adopt(x, name):
+    """A NumPy array or a torch tensor that shares x's memory; lists and numbers become arrays."""
+    if x is None or isinstance(x, np.ndarray) or is_torch(x):
+        return x
+    if hasattr(x, "__dlpack__"):
+        if x.__dlpack_device__()[0] == 1:
+            try:
+                return np.from_dlpack(x)
+            except (BufferError, TypeError, RuntimeError):
+                pass
+        try:
+            import torch
+        except ImportError:
+            raise invalid(name, type(x).__name__, "lie on the CPU in a type of NumPy's unless PyTorch is installed") from None
+        return torch.from_dlpack(x)
+    if isinstance(x, (list, tuple, int)):
+        return np.asarray(x)
+    raise invalid(name, f"of type {type(x).__name__}", "be a NumPy array, a torch tensor or speak DLPack")
+
+
+def view(x, name):
+    if is_torch(x):
+        return View(x.data_ptr(), tuple(x.shape), x.stride(), str(x.dtype)[6:], str(x.device))
+    size = x.dtype.itemsize
+    if any(s % size for s in x.strides):
+        raise invalid(name, f"with strides of {x.strides} bytes", f"have strides that are multiples of {size} bytes")
+    return View(x.ctypes.data, x.shape, tuple(s // size for s in x.strides), x.dtype.name, "cpu")
+
+
+def empty(like, shape, dtype=None):
+    """A new tensor of like's kind and device; in like's order of axes where the shape is the same."""
+    dtype = dtype or view(like, "").dtype
+    if is_torch(like):
+        import torch
+        wanted = getattr(torch, dtype)
+        if tuple(shape) == tuple(like.shape):
+            return torch.empty_like(like, dtype=wanted)
+        return torch.empty(shape, dtype=wanted, device=like.device)
+    kind = like.dtype if dtype == like.dtype.name else np.dtype(dtype)
+    if tuple(shape) == like.shape:
+        return np.empty_like(like, dtype=kind, subok=False)
+    return np.empty(shape, kind)
+
+
+def lengths(x, name):
+    """cu_seqlens and used lengths: contiguous int32."""
+    x = adopt(x, name)
+    if x is None:
+        return None
+    if is_torch(x):
+        import torch
+        if x.dtype.is_floating_point or x.dtype == torch.bool or x.dim() != 1:
+            raise invalid(name, f"{x.dtype} of {x.dim()} axes", "be a row of integers")
+        return x.to(torch.int32).contiguous()
+    if x.dtype.kind not in "iu" or x.ndim != 1:
+        raise invalid(name, f"{x.dtype} of {x.ndim} axes", "be a row of integers")
+    return np.ascontiguousarray(x, dtype=np.int32)
+
+
+def fill(x, value):
+    if is_torch(x):
+        x.fill_(value)
+    else:
+        x[...] = value
