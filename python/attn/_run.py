@@ -26,6 +26,8 @@ class Given:
         self.views = {name: view(t, name) for name, t in self.named() if t is not None}
         vq = self.views["q"]
         self.device = vq.device
+        if vq.dtype not in ("float32", "float16", "bfloat16", "float64"):
+            raise invalid("q", vq.dtype, "be float32, float16, bfloat16 or float64")
         for name, t in self.views.items():
             if t.device != self.device:
                 raise invalid(name, f"on {t.device}", f"lie where q does, on {self.device}")
