@@ -41,7 +41,7 @@ install: all
 format:
 	@clang-format -i $$(git ls-files '*.c' '*.h')
 
-format-check analyze asan ubsan tsan fuzz neon header symbols includes words docs package:
+format-check analyze asan ubsan tsan fuzz neon header symbols includes words docs package python:
 	@scripts/setup.sh test
 	@scripts/check.sh $@
 
@@ -49,4 +49,4 @@ clean:
 	@cmake -E rm -rf $(BUILD)
 
 .PHONY: all demo test quick test-gpu sanitize-gpu setup install format format-check analyze asan ubsan tsan fuzz neon header symbols includes \
-        words docs package clean
+        words docs package python clean

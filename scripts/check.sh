@@ -273,6 +273,29 @@ check_package() {
     echo "package: pkg-config and CMake, shared and static"
 }
 
+# Builds the wheel, looks at what it asks of a system, installs it into build/python and runs tests/python there.
+check_python() {
+    local python=$build/python/bin/python folder wheel newest
+    [ -x "$python" ] || skip "no $build/python (scripts/setup.sh test makes it; needs python3 with venv)"
+    "$python" -c "import numpy, pytest, scikit_build_core" 2>/dev/null || skip "NumPy, pytest and scikit-build-core could not be installed"
+    python=$PWD/${python#"$PWD/"}
+    folder=$(mktemp -d)
+    trap "rm -rf '$folder'" EXIT
+    CMAKE_BUILD_PARALLEL_LEVEL=$jobs "$python" -m pip wheel -q --no-deps --no-build-isolation -w "$folder" .
+    wheel=$(echo "$folder"/attn-*-py3-none-*.whl)
+    [ -e "$wheel" ] || { ls "$folder"; return 1; }
+    (cd "$folder" && "$python" -m zipfile -e "$wheel" inside)
+    newest=$(objdump -T "$folder/inside/attn/libattn.so" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+    if [ "$(uname -m)" = x86_64 ]; then
+        [ "$(printf 'GLIBC_2.28\n%s\n' "$newest" | sort -V | tail -n 1)" = GLIBC_2.28 ] || { echo "needs $newest"; return 1; }
+    fi
+    ! readelf -d "$folder/inside/attn/libattn.so" | grep -E 'NEEDED.*(omp|torch|python)' || return 1
+    "$python" -m pip install -q --force-reinstall --no-deps "$wheel"
+    "$python" -c 'import torch' 2>/dev/null || echo "skipped: tests with PyTorch, since it could not be installed"
+    (cd "$folder" && env -u PYTHONPATH OMP_WAIT_POLICY=passive "$python" -m pytest -q -rs -p no:cacheprovider "$OLDPWD/tests/python")
+    echo "python: $(basename "$wheel"), symbols up to $newest"
+}
+
 [ $# = 1 ] && declare -F "check_$1" >/dev/null || {
     echo "usage: scripts/check.sh $(declare -F | sed -n 's/.*check_//p' | tr '\n' '|' | sed 's/|$//')" >&2
     exit 2

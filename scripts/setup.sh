@@ -9,7 +9,7 @@ set -eu
 
 build="gcc libc6-dev make cmake pkg-config libjansson-dev libpng-dev"
 tests="g++ libcmocka-dev clang libclang-rt-dev libomp-dev clang-format clang-tidy cppcheck \
-gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git python3-pip"
+gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user git python3-pip python3-venv"
 
 case "${1:-build}" in
 build) wanted=$build ;;
@@ -40,8 +40,20 @@ bring_nvrtc() {
     } || echo "setup: NVRTC could not be installed; tests compile no device code" >&2
 }
 
+# PyTorch is large (5 GB with what it brings); without it, or without the network, its tests are skipped.
+bring_python() {
+    python=${BUILD:-build}/python/bin/python
+    [ "$wanted" = "$build" ] || [ -e "${BUILD:-build}/python/done" ] || {
+        echo "setup: installing NumPy and PyTorch for the tests of the Python package"
+        python3 -m venv "${BUILD:-build}/python" >/dev/null 2>&1 &&
+            "$python" -m pip install -q 'numpy>=1.23' pytest scikit-build-core ninja >/dev/null 2>&1 &&
+            "$python" -m pip install -q 'torch==2.11.*' >/dev/null 2>&1 && : >"${BUILD:-build}/python/done"
+    } || echo "setup: not all of NumPy and PyTorch could be installed; what lacks them is skipped" >&2
+}
+
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     bring_nvrtc
+    bring_python
     have_toolchain && exit 0
     echo "setup: needs a C compiler, make and CMake 3.20 or later; on Debian: apt-get install $wanted" >&2
     exit 1
@@ -60,11 +72,13 @@ missing_of() {
 missing=$(echo $(missing_of $wanted))
 if [ -z "$missing" ]; then
     bring_nvrtc
+    bring_python
     exit 0
 fi
 
 if [ "$(id -u)" != 0 ]; then
     bring_nvrtc
+    bring_python
     echo "setup: for everything, run: sudo apt-get install -y $missing" >&2
     have_toolchain && exit 0
     exit 1
@@ -86,4 +100,5 @@ if ! install $missing 2>/dev/null; then
     fi
 fi
 bring_nvrtc
+bring_python
 have_toolchain

@@ -5,9 +5,9 @@
  * that is new in the child has no pool yet, so there the region is opened from such a thread. The process number seen
  * when the library was loaded tells parent from child; it is written once, before any call.
  *
- * ATTN_PROCESS_OPENMP (the Python wheel): the library is linked with no OpenMP runtime and uses the one that the process
- * has by then, so that there is never a second set of threads beside PyTorch's; where there is none, threads of its own
- * live as long as a call. */
+ * ATTN_PROCESS_OPENMP (the Python wheel): the library is linked with no OpenMP runtime and uses the one that the
+ * process has by then, so that there is never a second set of threads beside PyTorch's; where there is none, threads of
+ * its own live as long as a call. */
 #include "base/parallel.h"
 
 #include <pthread.h>
