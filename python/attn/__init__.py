@@ -61,8 +61,10 @@ def info():
     return {"version": __version__, "library": _library.path}
 
 
-def install_as_flash_attn():
-    """Makes `import flash_attn` and `import flash_attn_interface` find this package's modules of that shape."""
+def install_as_flash_attn(replace=False):
+    """Makes `import flash_attn` and `import flash_attn_interface` find this package's modules of that shape.
+
+    RuntimeError if an original has been imported already; replace=True puts ours in its place for later imports."""
     from .flash_attn import _install
 
-    _install.install()
+    _install.install(replace)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drop-in for the module flash_attn_interface of FlashAttention-3, computed by attn.
+
+Names, order, defaults, shapes and returns are the original's. lse is float32 natural log, (b, h, sq) or (h, total),
+-inf where a row sees nothing, and +inf everywhere in a call that has no key at all; no gradient flows into it.
+pack_gqa and scheduler_metadata are wishes about speed that attn's own plan replaces: any value is taken, the result
+is the same. A num_splits above 1 is passed on. qv joins queries and keys of both parts in one product, with gradients.
+"""
+
+import math
+
+import torch
+
+from . import _flash, _kvcache
+from ._flash import attend, refuse
+
+
+def _refuse(attention_chunk, sm_margin, q_descale=None, k_descale=None, v_descale=None):
+    if attention_chunk != 0:
+        refuse("attention_chunk", f"is {attention_chunk}; chunked attention is not offered, must be 0")
+    if sm_margin != 0:
+        refuse("sm_margin", f"is {sm_margin}; keeping processors free is not offered, must be 0")
+    _flash.refuse_given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+
+
+def _returned(o, lse, k, return_attn_probs):
+    if not return_attn_probs:
+        return o
+    return o, torch.full_like(lse, math.inf) if k.numel() == 0 else lse
+
+
+def _splits(num_splits):
+    return num_splits if num_splits > 1 else 0
+
+
+def flash_attn_func(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
+    sm_margin=0, return_attn_probs=False,
+):  # fmt: skip
+    """Attention of q (b, sq, h, d) over k (b, sk, hk, d), v (b, sk, hk, dv); (o, lse) with return_attn_probs."""
+    _refuse(attention_chunk, sm_margin, q_descale, k_descale, v_descale)
+    q, joined, softmax_scale = _flash.absorb(q, k, qv, v, softmax_scale)
+    o, lse = attend(
+        q, joined, v, keys=k.shape[1], causal=causal, window_size=window_size, scale=softmax_scale,
+        softcap=float(softcap), splits=_splits(num_splits), deterministic=deterministic,
+    )  # fmt: skip
+    return _returned(o, lse, k, return_attn_probs)
+
+
+def flash_attn_qkvpacked_func(
+    qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False,
+):  # fmt: skip
+    """As flash_attn_func, qkv being (b, s, 3, h, d), or (b, s, hq + 2 * hk, d) with num_heads_q."""
+    if qkv.dim() == 5:
+        q, k, v = qkv.unbind(-3)
+    elif num_heads_q is None:
+        raise ValueError("num_heads_q: is None, must be given for qkv of four axes")
+    else:
+        heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split((num_heads_q, heads_k, qkv.shape[2] - num_heads_q - heads_k), dim=2)
+    return flash_attn_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
+        deterministic=deterministic, sm_margin=sm_margin, return_attn_probs=return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
+    softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False,
+):  # fmt: skip
+    """As flash_attn_func on packed sequences, of which seqused_q, seqused_k may use only the first rows."""
+    _refuse(attention_chunk, sm_margin, q_descale, k_descale, v_descale)
+    q, joined, softmax_scale = _flash.absorb(q, k, qv, v, softmax_scale)
+    keys = _flash.most(max_seqlen_k, "max_seqlen_k")
+    o, lse = attend(
+        q, joined, v, keys=keys, causal=causal, window_size=window_size, layout="thd", cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_kv=cu_seqlens_k, max_seqlen_q=_flash.most(max_seqlen_q, "max_seqlen_q"), max_seqlen_kv=keys,
+        used_q=seqused_q, used_kv=seqused_k, scale=softmax_scale, softcap=float(softcap), splits=_splits(num_splits),
+        deterministic=deterministic,
+    )  # fmt: skip
+    return _returned(o, lse, k, return_attn_probs)
+
+
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+    max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None,
+    causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
+):  # fmt: skip
+    """Attention over a cache (rows, capacity, hk, d) into which k, v are written first, in place.
+
+    With return_softmax_lse (o, lse, out_accum, lse_accum); the last two are empty, partial results stay inside.
+    """
+    _refuse(attention_chunk, sm_margin, q_descale, k_descale, v_descale)
+    _flash.refuse_given(page_table=page_table)
+    o, lse = _kvcache.with_kvcache(
+        q, k_cache, v_cache, k, v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=float(softcap), splits=num_splits,
+    )  # fmt: skip
+    if not return_softmax_lse:
+        return o
+    o, lse = _returned(o, lse, k_cache, True)
+    return o, lse, lse.new_empty(0), lse.new_empty(0)
+
+
+def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
+    """(out, lse) of partial results: out_partial (splits, b, s, h, dv), lse_partial (splits, b, s, h), both float32."""
+    parts = torch.where(torch.isneginf(lse_partial).unsqueeze(-1), 0.0, out_partial.float())
+    top = lse_partial.float().amax(0)
+    base = torch.where(torch.isneginf(top), 0.0, top)
+    weight = (lse_partial.float() - base).exp()
+    total = weight.sum(0)
+    lse = base + total.log()
+    share = torch.where(total > 0, weight / total, 0.0)
+    merged = (share.unsqueeze(-1) * parts).sum(0)
+    if out is None:
+        return merged.to(out_dtype if out_dtype is not None else out_partial.dtype), lse
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise ValueError(f"out_dtype: is {out_dtype}, must be out's {out.dtype}")
+    return out.copy_(merged), lse
+
+
+def get_scheduler_metadata(
+    batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens,
+    qkv_dtype=torch.bfloat16, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None,
+    page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, has_softcap=False,
+    num_splits=0, pack_gqa=None, sm_margin=0,
+):  # fmt: skip
+    """What flash_attn_with_kvcache takes as scheduler_metadata: int32 words of the original's size, unread by attn."""
+    _refuse(attention_chunk, sm_margin)
+    _flash.refuse_given(page_size=page_size)
+    return torch.zeros(1 + batch_size, dtype=torch.int32, device=cache_seqlens.device)
