@@ -6,7 +6,7 @@
  *   ATTN_TEST_SHARD      "i/n": every n-th case from the i-th on, so that n programs share the work
  *   ATTN_TEST_DEVICE     "cuda", "cuda:1": the implementations of that device instead of the CPU's. Without such a
  *                        device programs end with status 77 and the reason. "gpu:a100" and the like: a rehearsal
- *                        without a device: every plan is made and compiled for that GPU, results are native's
+ *                        without a device: every plan is made and compiled for that GPU, results are reference's
  *   ATTN_TEST_MAX_ISA    with a device: "sm_75", "sm_80": that older architecture's code, one step less intensely */
 #ifndef TESTS_SUPPORT_MACHINE_H
 #define TESTS_SUPPORT_MACHINE_H
