@@ -37,8 +37,9 @@ def most(length, name):
     return int(length)
 
 
-def slopes_of(alibi_slopes):
-    return None if alibi_slopes is None else alibi_slopes.float()
+def slopes_of(alibi_slopes, q):
+    """attn takes slopes in float32, for float64 tensors in that."""
+    return None if alibi_slopes is None else alibi_slopes.to(torch.promote_types(q.dtype, torch.float32))
 
 
 def empty_up(lse):

@@ -34,15 +34,16 @@ def attention_forward(
             bias = attention_mask[..., : key.shape[2]]
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
+    wide = torch.promote_types(query.dtype, torch.float32)
     if bias is not None and bias.dtype != query.dtype:
-        bias = bias.float()
+        bias = bias.to(wide)
     # Without a mask transformers counts on PyTorch's rule: causal from the top left, and no rule for a single row.
     # A sliding window arrives as a mask wherever it hides anything.
     output = attn.attention(
         query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
         causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1, corner="top-left",
         mask=mask, bias=bias, scale=scaling, softcap=softcap or 0.0, dropout=dropout,
-        sink=None if s_aux is None else s_aux.float(),
+        sink=None if s_aux is None else s_aux.to(wide),
     )  # fmt: skip
     return output, None
 

@@ -27,19 +27,19 @@ class _RawBinding:
 flash_attn_gpu = _RawBinding()
 
 
-def _returned(o, lse, dropout_p, return_attn_probs):
+def _returned(o, lse, return_attn_probs):
     """o, or (o, lse, S_dmask), which is empty as it is in the original without dropout."""
     if not return_attn_probs:
         return o
     return o, _flash.empty_up(lse), o.new_empty(0)
 
 
-def _options(dropout_p, softmax_scale, softcap, alibi_slopes):
+def _options(q, dropout_p, softmax_scale, softcap, alibi_slopes):
     return {
         "dropout": float(dropout_p),
         "scale": softmax_scale,
         "softcap": float(softcap),
-        "alibi": _flash.slopes_of(alibi_slopes),
+        "alibi": _flash.slopes_of(alibi_slopes, q),
     }
 
 
@@ -66,9 +66,9 @@ def flash_attn_func(
     _refuse_probs(return_attn_probs, dropout_p, "return_attn_probs")
     o, lse = attend(
         q, k, v, keys=k.shape[1], causal=causal, window_size=window_size, deterministic=deterministic,
-        **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
-    return _returned(o, lse, dropout_p, return_attn_probs)
+    return _returned(o, lse, return_attn_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -106,9 +106,9 @@ def flash_attn_varlen_func(
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     o, lse = attend(
         q, k, v, keys=packing["max_seqlen_kv"], causal=causal, window_size=window_size, deterministic=deterministic,
-        **packing, **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
-    return _returned(o, lse, dropout_p, return_attn_probs)
+    return _returned(o, lse, return_attn_probs)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -146,7 +146,7 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         rotary_interleaved=rotary_interleaved, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=float(softcap), alibi=_flash.slopes_of(alibi_slopes), splits=num_splits,
+        softcap=float(softcap), alibi=_flash.slopes_of(alibi_slopes, q), splits=num_splits,
     )  # fmt: skip
     return (o, _flash.empty_up(lse)) if return_softmax_lse else o
 
@@ -167,7 +167,7 @@ def _flash_attn_forward(
     _refuse_probs(return_softmax, dropout_p, "return_softmax")
     return _forward(
         q, k, v, k.shape[1], dropout_p, causal, (window_size_left, window_size_right),
-        **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _flash_attn_varlen_forward(
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _forward(
         q, k, v, packing["max_seqlen_kv"], dropout_p, causal, (window_size_left, window_size_right),
-        used_kv=seqused_k, splits=num_splits, **packing, **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        used_kv=seqused_k, splits=num_splits, **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _flash_attn_backward(
     return _backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, k.shape[1], causal, (window_size_left, window_size_right),
         deterministic=deterministic, **_flash.seed_of(rng_state, dropout_p),
-        **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
 
@@ -225,5 +225,5 @@ def _flash_attn_varlen_backward(
     return _backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, packing["max_seqlen_kv"], causal,
         (window_size_left, window_size_right), deterministic=deterministic, **packing,
-        **_flash.seed_of(rng_state, dropout_p), **_options(dropout_p, softmax_scale, softcap, alibi_slopes),
+        **_flash.seed_of(rng_state, dropout_p), **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
