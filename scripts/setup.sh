@@ -47,8 +47,8 @@ bring_python() {
         echo "setup: installing NumPy and PyTorch for the tests of the Python package"
         python3 -m venv "${BUILD:-build}/python" >/dev/null 2>&1 &&
             "$python" -m pip install -q 'numpy>=1.23' pytest scikit-build-core ninja >/dev/null 2>&1 &&
-            "$python" -m pip install -q 'torch==2.11.*' >/dev/null 2>&1 && : >"${BUILD:-build}/python/done"
-    } || echo "setup: not all of NumPy and PyTorch could be installed; what lacks them is skipped" >&2
+            "$python" -m pip install -q 'torch==2.11.*' 'transformers==5.*' >/dev/null 2>&1 && : >"${BUILD:-build}/python/done"
+    } || echo "setup: not all of NumPy, PyTorch and transformers could be installed; what lacks them is skipped" >&2
 }
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then

@@ -2,6 +2,7 @@
 """The drop-ins' values against the definition in float64, their gradients against its autograd, their refusals."""
 
 import math
+import pathlib
 import subprocess
 import sys
 
@@ -107,6 +108,20 @@ def test_empty_rows_and_no_keys():
     assert (lse2[:, :, :2] == INF).all() and (lse3[:, :, :2] == -INF).all() and (o[:, :2] == 0).all()
     o, lse3 = fa3.flash_attn_func(q, k[:, :0], v[:, :0], return_attn_probs=True)
     assert (lse3 == INF).all() and (o == 0).all()
+
+
+def test_backward_takes_empty_rows_of_either_sign():
+    q, k, v = make(1, 6, 4, 2, 2, 8)
+    out, lse, _, _ = low._flash_attn_forward(q, k, v, 0.0, None, True, -1, -1, 0.0, None, False)
+    dout, found = torch.randn_like(out), []
+    for given in (lse, lse.masked_fill(lse == INF, -INF)):
+        grads = [torch.full_like(t, math.nan) for t in (q, k, v)]
+        low._flash_attn_backward(dout, q, k, v, out, given, *grads, 0.0, None, True, -1, -1, 0.0, None, False)
+        found.append(grads)
+    assert (found[0][0][:, :2] == 0).all() and all(torch.equal(a, b) for a, b in zip(*found))
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    for a, b in zip(found[0], torch.autograd.grad(batched(*leaves, causal=True)[0], leaves, dout.double())):
+        close(a, b, 5e-5)
 
 
 def test_wide_extents_are_open_and_tensors_are_numbers():
@@ -293,6 +308,11 @@ REFUSED = [
 def test_refusals_name_the_argument(module, name, arguments, field):
     with pytest.raises(NotImplementedError, match=field):
         getattr(module, name)(*make(1, 4, 4, 2, 2, 8), **arguments)
+
+
+def test_example():
+    example = pathlib.Path(__file__).parents[2] / "examples" / "python" / "flash_attn_unchanged.py"
+    subprocess.run([sys.executable, str(example)], check=True)
 
 
 def test_install():
