@@ -172,7 +172,7 @@ static void sink_alone(const setting *s) {
         }
         run(s, problem(s, list[n]), true);
         for (int row = 0; row < s->rows; row++) {
-            expect_row(s, "sink", row, want, 1e-4, false);
+            expect_row(s, "sink", row, want, s->dtype == ATTN_BF16 ? 2e-2 : 1e-4, false); /* p may be rounded */
             assert_true(fabs(lse[row] - log(KEYS + exp(5))) < 1e-5);
         }
     }

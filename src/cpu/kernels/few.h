@@ -65,8 +65,29 @@ static few_scratch few_carve(const attn_plan *plan, void *base) {
     return s;
 }
 
+/* Are rows of keys or values read as words? Also where they are copied: the order of sums is that of no layout. */
+static bool few_words(const attn_layout *layout) {
+    return layout->dtype == ATTN_BF16;
+}
+
 static size_t few_scratch_bytes(const attn_plan *plan) {
     return few_carve(plan, NULL).bytes;
+}
+
+/* Rows whose elements lie apart, side by side: bf16 as it is, the rest as floats. Returns the type of the copy. */
+static attn_dtype few_copy(const attn_layout *layout, const char *from, int64_t count, int64_t dim, float *room) {
+    if (!few_words(layout)) {
+        rows_widen(layout->dtype, from, layout->stride[2], layout->stride[3], count, dim, room, dim);
+        return ATTN_F32;
+    }
+    const uint16_t *in = (const uint16_t *)(const void *)from;
+    uint16_t *out = (uint16_t *)(void *)room;
+    for (int64_t n = 0; n < count; n++) {
+        for (int64_t d = 0; d < dim; d++) {
+            out[n * dim + d] = in[n * layout->stride[2] + d * layout->stride[3]];
+        }
+    }
+    return ATTN_BF16;
 }
 
 /* Keys [row, row + count) of the task's kv head number `head`. */
@@ -86,16 +107,14 @@ static few_keys few_keys_load(const attn__forward_task *task, const few_scratch 
     const bool last = head + 1 == task->run->plan->choice.few_heads;
     keys.ahead = last ? keys.k + count * keys.k_row - head * p->k.stride[1] * k_size : keys.k + p->k.stride[1] * k_size;
     if (s->room.k) {
-        rows_widen(p->k.dtype, keys.k, p->k.stride[2], p->k.stride[3], count, p->dim_qk, s->room.k, p->dim_qk);
-        keys.k_dtype = ATTN_F32;
+        keys.k_dtype = few_copy(&p->k, keys.k, count, p->dim_qk, s->room.k);
         keys.k = (const char *)s->room.k;
-        keys.k_row = p->dim_qk * (int64_t)sizeof(float);
+        keys.k_row = p->dim_qk * (int64_t)attn_dtype_size(keys.k_dtype);
     }
     if (s->room.v) {
-        rows_widen(p->v.dtype, keys.v, p->v.stride[2], p->v.stride[3], count, p->dim_v, s->room.v, p->dim_v);
-        keys.v_dtype = ATTN_F32;
+        keys.v_dtype = few_copy(&p->v, keys.v, count, p->dim_v, s->room.v);
         keys.v = (const char *)s->room.v;
-        keys.v_row = p->dim_v * (int64_t)sizeof(float);
+        keys.v_row = p->dim_v * (int64_t)attn_dtype_size(keys.v_dtype);
     }
     return keys;
 }
@@ -212,7 +231,8 @@ static void few_values_careful(const few_tile *tile, const few_keys *keys, int c
         for (int r = 0; r < tile->rows; r++) {
             float p = tile->scores[n * tile->rows + r];
             for (int64_t d = 0; d < dim && attn__f32_bits(p) != 0; d++) {
-                tile->sums[r * o_row + d] += p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
+                tile->sums[r * o_row + few_place(keys->v_dtype == ATTN_BF16, dim, d)] +=
+                    p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
             }
         }
     }
@@ -269,9 +289,9 @@ static void few_start(const attn__forward_task *task, const score_rule *rule, co
     for (int lane = 0; lane < lanes->count; lane++) {
         float *q = head->q + lane * s->q_row;
         const char *row = (const char *)rule->args->q + attn__lane_offset(&p->q, lanes, lane) * size;
-        rows_widen(p->q.dtype, row, 0, p->q.stride[3], 1, p->dim_qk, q, s->q_row);
-        for (int64_t d = 0; d < p->dim_qk && rule->negative; d++) {
-            q[d] = -q[d];
+        for (int64_t d = 0; d < p->dim_qk; d++) {
+            float x = (float)attn__load(p->q.dtype, row, d * p->q.stride[3]);
+            q[few_place(few_words(&p->k), p->dim_qk, d)] = rule->negative ? -x : x;
         }
         score_sink_start(rule, lanes, lane, task->with_sink, &state[lane], &state[ATTN__FEW + lane]);
     }
@@ -298,7 +318,7 @@ static void few_finish_rows(const score_rule *rule, const attn__lanes *lanes, co
         const float *o = state + 2 * ATTN__FEW + lane * o_row;
         char *row = (char *)rule->args->o + attn__lane_offset(&p->o, lanes, lane) * size;
         for (int64_t d = 0; d < p->dim_v; d++) {
-            attn__store(p->o.dtype, row, d * p->o.stride[3], o[d] * inverse);
+            attn__store(p->o.dtype, row, d * p->o.stride[3], o[few_place(few_words(&p->v), p->dim_v, d)] * inverse);
         }
         score_lse_store(rule, lanes, lane, m, l);
     }

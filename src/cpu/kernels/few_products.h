@@ -4,7 +4,10 @@
  * Rows are cut into tiles of 4, 2 or 1; a tile of R rows takes W / R keys at a time. Scores: one vector of partial
  * sums for each (key, row), then one transposed addition gives all W sums, key-major: the compact block [key][row].
  * Values: the p of W / R keys stay in registers while the block's sums [row][dim] in L1 take them up. Memory runs
- * ahead: while K is read the block's V comes into L2, while V is read the next K. */
+ * ahead: while K is read the block's V comes into L2, while V is read the next K.
+ *
+ * Rows of bf16 are read as words, the halves of which are the elements of even and of odd place: W of each make two
+ * vectors with a shift and a mask. q and sums that meet such rows lie in the same order (few_place). */
 #ifndef ATTN_CPU_FEW_PRODUCTS_H
 #define ATTN_CPU_FEW_PRODUCTS_H
 
@@ -25,6 +28,18 @@ typedef struct few_keys {
     int64_t k_row, v_row; /* bytes */
     const char *ahead;    /* rows of keys that are read next, as far apart */
 } few_keys;
+
+/* Where element d of a row lies; words: rows of bf16, as far as 2 W elements at a time go. */
+static inline int64_t few_place(bool words, int64_t dim, int64_t d) {
+    const int64_t group = d / (2 * ATTN_W) * (2 * ATTN_W), in = d - group;
+    return words && group + 2 * ATTN_W <= dim ? group + in % 2 * ATTN_W + in / 2 : d;
+}
+VEC_INLINE vf few_even(vf words) {
+    return (vf)((vu)words << 16);
+}
+VEC_INLINE vf few_odd(vf words) {
+    return (vf)((vi)words & vi_set((int32_t)0xffff0000u));
+}
 
 /* The last dim % W elements of a row, 0 behind them. */
 static __attribute__((noinline)) void few_tail(attn_dtype dtype, const char *row, int64_t from, int64_t dim,
@@ -63,6 +78,18 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const int R, const few_til
             acc[i] = vf_set(0.0f);
         }
         int64_t d = 0;
+        for (; dtype == ATTN_BF16 && d + 2 * ATTN_W <= dim; d += 2 * ATTN_W) {
+#pragma GCC unroll 16
+            for (int i = 0; i < step; i++) {
+                const vf x = vf_loadu(k[i] + d * size), even = few_even(x), odd = few_odd(x);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const float *q = tile->q + r * q_row + d;
+                    acc[i * R + r] = vf_fma(even, vf_load(q), acc[i * R + r]);
+                    acc[i * R + r] = vf_fma(odd, vf_load(q + ATTN_W), acc[i * R + r]);
+                }
+            }
+        }
         for (; d + ATTN_W <= dim; d += ATTN_W) {
             vf q[4];
 #pragma GCC unroll 4
@@ -120,6 +147,28 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const int R, const few_til
             }
         }
         int64_t d = 0;
+        for (; dtype == ATTN_BF16 && d + 2 * ATTN_W <= dim; d += 2 * ATTN_W) {
+            vf even[4], odd[4];
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                even[r] = vf_load(sums + r * o_row + d);
+                odd[r] = vf_load(sums + r * o_row + d + ATTN_W);
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < step; i++) {
+                const vf x = vf_loadu(v[i] + d * size), x_even = few_even(x), x_odd = few_odd(x);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    even[r] = vf_fma(x_even, p[i * R + r], even[r]);
+                    odd[r] = vf_fma(x_odd, p[i * R + r], odd[r]);
+                }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                vf_store(sums + r * o_row + d, even[r]);
+                vf_store(sums + r * o_row + d + ATTN_W, odd[r]);
+            }
+        }
         for (; d + ATTN_W <= dim; d += ATTN_W) {
             vf o[4];
 #pragma GCC unroll 4
