@@ -68,3 +68,12 @@ def install_as_flash_attn(replace=False):
     from .flash_attn import _install
 
     _install.install(replace)
+
+
+def __getattr__(name):
+    """The modules that need PyTorch are imported when they are first named."""
+    if name in ("flash_attn", "flash_attn_3", "transformers"):
+        import importlib
+
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
