@@ -46,7 +46,7 @@ static void test_driver_and_devices(void **state) {
     REFUSED(ATTN_ERR_DEVICE, "device", "no GPU is there", (void)c);
     orders->devices = 2;
     REFUSED(ATTN_ERR_DEVICE, "device", "is cuda:2, must be below cuda:2", c.device = "cuda:2");
-    REFUSED(ATTN_ERR_DEVICE, "device", "must be \"cpu\", \"cuda\"", c.device = "cuda:x");
+    REFUSED(ATTN_ERR_INVALID, "device", "must be \"cpu\", \"cuda\"", c.device = "cuda:x");
     orders->arch = 70;
     REFUSED(ATTN_ERR_DEVICE, "device", "sm_70, must be sm_75 (Turing) or later", (void)c);
     orders->arch = 90;

@@ -30,10 +30,12 @@ INLINE float row_delta(const attn__params &p, int s, int head, int64_t row) {
                 sum = fmaf(widen<half>((uint16_t)(x[n] >> 16)), widen<half>((uint16_t)(y[n] >> 16)), sum);
             }
         }
-    } else {
-        for (int column = lane; column < DIM_V; column += 32) {
-            sum = fmaf(load_element<O_DTYPE>(p.o.data, o + column * p.o.stride[3]),
-                       load_element<DOUT_DTYPE>(p.dout.data, dout + column * p.dout.stride[3]), sum);
+    } else { /* the same columns a lane in the same order: bits must not tell how the tensors lie */
+        for (int column = lane * 8; column < DIM_V; column += 256) {
+            for (int n = column; n < column + 8 && n < DIM_V; n++) {
+                sum = fmaf(load_element<O_DTYPE>(p.o.data, o + n * p.o.stride[3]),
+                           load_element<DOUT_DTYPE>(p.dout.data, dout + n * p.dout.stride[3]), sum);
+            }
         }
     }
 #pragma unroll
