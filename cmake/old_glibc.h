@@ -35,7 +35,7 @@ int __xstat(int version, const char *path, struct stat *out);
 int __fxstat(int version, int file, struct stat *out);
 ATTN__OLD(__xstat);
 ATTN__OLD(__fxstat);
-#define stat(path, out) __xstat(1, path, out)
+#define stat(path, out)  __xstat(1, path, out)
 #define fstat(file, out) __fxstat(1, file, out)
 #endif
 

@@ -208,7 +208,8 @@ static attn_plan *make_plan(run *r, const attn_context *context, const attn_prob
     return plan;
 }
 
-/* In a rehearsal `reference` on the CPU runs in the device's place, once the plan for the device was made and compiled. */
+/* In a rehearsal `reference` on the CPU runs in the device's place, once the plan for the device was made and compiled.
+ */
 static attn_plan *stand_in(run *r, attn_plan *plan) {
     attn_hints hints = {.struct_size = sizeof hints, .implementation = "reference"};
     attn_plan_destroy(plan);
