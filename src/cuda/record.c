@@ -35,7 +35,7 @@ void attn__record_digits(const char *text, char digits[33]) {
 void attn__record_line(const char *key, const char *line, char *value, size_t size) {
     size_t length = strlen(line);
     snprintf(value, size, "%s", "");
-    for (const char *at = key; at && *at; at = strchr(at, '\n'), at += at != NULL) {
+    for (const char *at = key; *at; at += strcspn(at, "\n"), at += *at == '\n') {
         if (strncmp(at, line, length) == 0 && at[length] == ' ') {
             snprintf(value, size, "%.*s", (int)strcspn(at + length + 1, "\n"), at + length + 1);
             return;

@@ -62,6 +62,8 @@ static inline int cross_run(const char *group, const struct CMUnitTest *tests, s
 
 #define cmocka_unit_test(f)                                                                                            \
     { #f, f, NULL, NULL, NULL }
+#define cmocka_unit_test_setup(f, s)                                                                                   \
+    { #f, f, s, NULL, NULL }
 #define cmocka_unit_test_setup_teardown(f, s, t)                                                                       \
     { #f, f, s, t, NULL }
 #define cmocka_unit_test_prestate(f, p)                                                                                \
@@ -69,11 +71,13 @@ static inline int cross_run(const char *group, const struct CMUnitTest *tests, s
 #define cmocka_run_group_tests(tests, s, t)            cross_run(#tests, tests, sizeof(tests) / sizeof *(tests), s, t)
 #define cmocka_run_group_tests_name(name, tests, s, t) cross_run(name, tests, sizeof(tests) / sizeof *(tests), s, t)
 
-#define assert_true(c)                   cross_assert(!!(c), #c, __FILE__, __LINE__)
-#define assert_false(c)                  cross_assert(!(c), "not " #c, __FILE__, __LINE__)
-#define assert_null(p)                   cross_assert((p) == NULL, #p " is NULL", __FILE__, __LINE__)
-#define assert_non_null(p)               cross_assert((p) != NULL, #p " is not NULL", __FILE__, __LINE__)
-#define assert_ptr_equal(a, b)           cross_assert((const void *)(a) == (const void *)(b), #a " is " #b, __FILE__, __LINE__)
+#define assert_true(c)         cross_assert(!!(c), #c, __FILE__, __LINE__)
+#define assert_false(c)        cross_assert(!(c), "not " #c, __FILE__, __LINE__)
+#define assert_null(p)         cross_assert((p) == NULL, #p " is NULL", __FILE__, __LINE__)
+#define assert_non_null(p)     cross_assert((p) != NULL, #p " is not NULL", __FILE__, __LINE__)
+#define assert_ptr_equal(a, b) cross_assert((const void *)(a) == (const void *)(b), #a " is " #b, __FILE__, __LINE__)
+#define assert_ptr_not_equal(a, b)                                                                                     \
+    cross_assert((const void *)(a) != (const void *)(b), #a " is not " #b, __FILE__, __LINE__)
 #define assert_int_equal(a, b)           cross_assert_equal((intmax_t)(a), (intmax_t)(b), 1, #a " = " #b, __FILE__, __LINE__)
 #define assert_int_not_equal(a, b)       cross_assert_equal((intmax_t)(a), (intmax_t)(b), 0, #a " != " #b, __FILE__, __LINE__)
 #define assert_string_equal(a, b)        cross_assert(strcmp(a, b) == 0, #a " = " #b, __FILE__, __LINE__)
