@@ -48,7 +48,7 @@ check_ubsan() {
 # tests that run threads have something to show, and only programs of tests/ are given libarcher.
 check_tsan() {
     need clang
-    variant tsan '^(base.test_parallel|api|cpu|cuda.test_cache|native|parity|stress|merge)' -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=thread
+    variant tsan '^(base.test_parallel|api|cpu|cuda.test_cache|native|parity.test_(list|parts|same)|stress|merge)' -DCMAKE_C_COMPILER=clang -DATTN_SANITIZE=thread
 }
 
 check_fuzz() {
@@ -61,8 +61,8 @@ check_fuzz() {
         name=$(basename "$target")
         name=${name#fuzz_}
         mkdir -p "$folder/corpus/$name"
-        echo "fuzz $name, at most ${ATTN_FUZZ_SECONDS:-15} s"
-        "$target" -max_total_time="${ATTN_FUZZ_SECONDS:-15}" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
+        echo "fuzz $name, at most ${ATTN_FUZZ_SECONDS:-8} s"
+        "$target" -max_total_time="${ATTN_FUZZ_SECONDS:-8}" -timeout=10 -rss_limit_mb=2048 -max_len=4096 \
             -print_final_stats=1 -artifact_prefix="$folder/$name-" "$folder/corpus/$name" \
             $([ -d "tests/fuzz/seeds/$name" ] && echo "tests/fuzz/seeds/$name") 2>"$folder/$name.log" ||
             { tail -n 60 "$folder/$name.log"; return 1; }

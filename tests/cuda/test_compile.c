@@ -34,13 +34,13 @@ static const struct variant {
     int kind;
 } variants[] = {
     /* Head sizes. */
-    {"mma", "%s:" SIZES ":d64", BOTH | USUAL(FWD)},
-    {"mma", "%s:" SIZES ":d64:causal", BOTH | USUAL(BOTH)},
-    {"mma", "%s:" SIZES ":d128", BOTH | USUAL(BOTH)},
-    {"mma", "%s:" SIZES ":d128:causal", BOTH | USUAL(BOTH)},
-    {"mma", "%s:" SIZES ":d256", BOTH | USUAL(BOTH)},
+    {"mma", "%s:" SIZES ":d64", BOTH},
+    {"mma", "%s:" SIZES ":d64:causal", BOTH | USUAL(FWD)},
+    {"mma", "%s:" SIZES ":d128", BOTH | USUAL(BWD)},
+    {"mma", "%s:" SIZES ":d128:causal", BOTH | USUAL(FWD)},
+    {"mma", "%s:" SIZES ":d256", BOTH | USUAL(BWD)},
     {"mma", "%s:" SIZES ":d256:causal", BOTH},
-    {"mma", "%s:" SIZES ":d80:causal", BOTH | USUAL(BOTH)},
+    {"mma", "%s:" SIZES ":d80:causal", BOTH | USUAL(FWD)},
     {"mma", "%s:" SIZES ":dqk192:dv128:causal", BOTH | USUAL(FWD)},
     {"mma", "%s:" SIZES ":d1", BOTH},
     {"mma", "f16:" SIZES ":d128:causal", BOTH},
@@ -54,7 +54,7 @@ static const struct variant {
     {"mma", "%s:b1:hq32:hk8:sq1:skv32768:d64:used_kv", FWD},
     /* Features, one by one and together. */
     {"mma", "%s:" SIZES ":d128:window=100,0:globals=4", BOTH | USUAL(FWD)},
-    {"mma", "%s:" SIZES ":d128:packed_q=500:packed_kv=700:causal", BOTH | USUAL(BOTH)},
+    {"mma", "%s:" SIZES ":d128:packed_q=500:packed_kv=700:causal", BOTH | USUAL(FWD)},
     {"mma", "%s:" SIZES ":d128:segments_q=600,4:segments_kv=800,4:causal", BOTH | USUAL(FWD)},
     {"mma", "%s:" SIZES ":d128:used_q:used_kv", BOTH},
     {"mma", "%s:" SIZES ":d128:softcap=30:causal", BOTH},

@@ -12,7 +12,7 @@
 #include "support/campaign.h"
 #include "support/machine.h"
 
-static const int64_t cases[] = {40, 1500, 20000, 2000000};
+static const int64_t cases[] = {40, 900, 20000, 2000000};
 static const int64_t device_cases[] = {16, 160, 2000, 200000}; /* each compiles kernels of its own */
 
 static int level(void) {

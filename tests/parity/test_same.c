@@ -113,8 +113,11 @@ static const recipe cases[] = {
 
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 
+/* Half of a list at the usual intensity, without a rhythm that the lists share. */
 static bool chosen(size_t n, size_t every) {
-    return (machine_intensity() > 0 || n % every == 0) && machine_shard(n);
+    int intensity = machine_intensity();
+    bool wanted = intensity > 1 || (intensity > 0 ? (n + n / 2 + n / 7) % 2 == 0 : n % every == 0);
+    return wanted && machine_shard(n);
 }
 
 static void test_threads(void **state) {
