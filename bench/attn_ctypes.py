@@ -1,4 +1,6 @@
-"""libattn's C interface through ctypes: as much of it as the benchmarks use, on a GPU, over PyTorch's tensors."""
+"""libattn's C interface through ctypes: as much of it as the benchmarks use, over PyTorch's tensors.
+
+Size stamps let the structs end where the fields used here end."""
 import ctypes
 
 import torch
@@ -60,15 +62,15 @@ class Library:
         if getattr(self.c, function)(*args, ctypes.byref(error)):
             raise RuntimeError(f"{function}: {error.field.decode()} {error.message.decode()}")
 
-    def context(self, cache=None, device="cuda"):
+    def context(self, cache=None, device="cuda", threads=0):
         context = ctypes.c_void_p()
-        config = stamped(Config, device=device.encode(), cache=cache.encode() if cache is not None else None)
+        config = stamped(Config, device=device.encode(), threads=threads, cache=cache.encode() if cache is not None else None)
         self.call("attn_context_create", ctypes.byref(context), ctypes.byref(config))
         return context
 
 
 class Plan:
-    """One plan; its workspace comes from PyTorch's allocator."""
+    """One plan on a GPU; its workspace comes from PyTorch's allocator."""
 
     def __init__(self, library, context, text, implementation=None):
         self.library, self.handle = library, ctypes.c_void_p()

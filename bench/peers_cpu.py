@@ -26,50 +26,12 @@ import torch
 import torch.nn.functional as functional
 from onnx import TensorProto, helper
 
+from attn_ctypes import Args, Library, PlanInfo, stamped
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADS = 8
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ONNX_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}
-
-
-# --- libattn through ctypes. Size stamps let the structs end where the fields used here end. ---
-
-
-class Error(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_int), ("field", ctypes.c_char * 28), ("message", ctypes.c_char * 224)]
-
-
-class Config(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("device", ctypes.c_char_p), ("threads", ctypes.c_int)]
-
-
-class Args(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t if name == "struct_size" else ctypes.c_void_p)
-                for name in ("struct_size", "q", "k", "v", "o", "lse")]
-
-
-class PlanInfo(ctypes.Structure):
-    _fields_ = [("struct_size", ctypes.c_size_t), ("implementation", ctypes.c_char_p)]
-
-
-def stamped(kind, **fields):
-    return kind(struct_size=ctypes.sizeof(kind), **fields)
-
-
-class Library:
-    PROBLEM_ROOM = 8192  # bytes, more than attn_problem has; the library fills it from text
-
-    def __init__(self, path):
-        self.c = ctypes.CDLL(path)
-        self.c.attn_plan_workspace.restype = ctypes.c_size_t
-        self.c.attn_plan_workspace.argtypes = [ctypes.c_void_p]
-        self.c.attn_forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t,
-                                        ctypes.c_void_p, ctypes.c_void_p]
-
-    def call(self, function, *args):
-        error = Error()
-        if getattr(self.c, function)(*args, ctypes.byref(error)):
-            raise RuntimeError(f"{function}: {error.field.decode()} {error.message.decode()}")
 
 
 class Ours:
@@ -77,12 +39,11 @@ class Ours:
 
     def __init__(self, library, case, q, k, v):
         self.library, self.c = library, library.c
-        self.context, self.plan = ctypes.c_void_p(), ctypes.c_void_p()
+        self.plan = ctypes.c_void_p()
         problem = ctypes.create_string_buffer(Library.PROBLEM_ROOM)
         text = f"fwd:{case.dtype}:b1:h{HEADS}:s{case.tokens}:d{case.dim}" + (":causal" if case.causal else "")
         library.call("attn_problem_parse", problem, text.encode())
-        config = stamped(Config, threads=case.threads)
-        library.call("attn_context_create", ctypes.byref(self.context), ctypes.byref(config))
+        self.context = library.context(device="cpu", threads=case.threads)
         library.call("attn_plan_create", ctypes.byref(self.plan), self.context, problem, None)
         self.size = self.c.attn_plan_workspace(self.plan)
         self.room = ctypes.create_string_buffer(self.size + 64)

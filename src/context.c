@@ -103,12 +103,14 @@ static attn_status resolve_threads(attn_context *context, attn_error *error) {
     return ATTN_OK;
 }
 
+/* What the configuration says, else the environment; *field names which. */
+static const char *max_isa_of(const attn_config *config, const char **field) {
+    *field = config->max_isa ? "max_isa" : "ATTN_MAX_ISA";
+    return config->max_isa ? config->max_isa : getenv("ATTN_MAX_ISA");
+}
+
 static attn_status resolve_limit(attn_context *context, attn_error *error) {
-    const char *name = context->config.max_isa, *field = "max_isa";
-    if (!name) {
-        name = getenv("ATTN_MAX_ISA");
-        field = "ATTN_MAX_ISA";
-    }
+    const char *field, *name = max_isa_of(&context->config, &field);
     if (!name || !*name) {
         context->config.max_isa = NULL;
         return ATTN_OK;
@@ -130,12 +132,7 @@ static attn_status resolve_limit(attn_context *context, attn_error *error) {
 
 /* "sm_80" lowers a GPU's architecture; NULL: the text is of another kind. On the CPU it lowers nothing. */
 static const char *take_arch(attn_config *config, const char **field) {
-    const char *name = config->max_isa;
-    *field = "max_isa";
-    if (!name) {
-        name = getenv("ATTN_MAX_ISA");
-        *field = "ATTN_MAX_ISA";
-    }
+    const char *name = max_isa_of(config, field);
     if (!name || strncmp(name, "sm_", 3) != 0) {
         return NULL;
     }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cuda/native.h"
 
-#include <inttypes.h>
-
 #include "base/error.h"
 
 enum { TILE = 64, THREADS = 128, ROWS = 8, DEPTH = 8 };
@@ -35,13 +33,7 @@ attn_status attn__cuda_native_start(attn_plan *plan, bool both, attn_error *erro
     if (both) {
         choice->extra = attn__span_take(&plan->workspace, matrix);
     }
-    if (plan->workspace >= PTRDIFF_MAX) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_kv",
-                          "is %" PRId64
-                          ": storing batch * heads_q * tokens_q * tokens_kv scores exceeds the address space",
-                          p->tokens_kv);
-    }
-    return attn__succeed(error);
+    return attn__plan_scores_fit(plan, error);
 }
 
 void attn__cuda_native_add_product(attn_plan *plan, attn__product product) {

@@ -4,8 +4,6 @@
  * probabilities and their gradients rounded to q's type, softmax in float32, no block left out because of a mask.
  *
  * Limits: memory grows with tokens_q * tokens_kv; each softmax row is one thread's work. */
-#include <inttypes.h>
-
 #include "backend.h"
 #include "base/error.h"
 #include "native/native.h"
@@ -18,13 +16,7 @@ static attn_status prepare(attn_plan *plan, attn_error *error) {
     plan->choice.block_kv = DEPTH;
     plan->choice.splits = 1;
     plan->workspace = attn__native_layout(p, plan->choice.threads, &layout);
-    if (plan->workspace >= PTRDIFF_MAX) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_kv",
-                          "is %" PRId64
-                          ": storing batch * heads_q * tokens_q * tokens_kv scores exceeds the address space",
-                          p->tokens_kv);
-    }
-    return attn__succeed(error);
+    return attn__plan_scores_fit(plan, error);
 }
 
 static attn_status forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,

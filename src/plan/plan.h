@@ -60,6 +60,9 @@ static inline void *attn__span_at(void *workspace, attn__span span) {
     return (char *)workspace + span.offset;
 }
 
+/* ERR_UNSUPPORTED if plan->workspace, which stores all scores, passes the address space. */
+attn_status attn__plan_scores_fit(const attn_plan *plan, attn_error *error);
+
 /* What the CPU backend decides; results never depend on it beyond rounding, and never on `threads`. */
 typedef struct attn__choice {
     int threads;

@@ -53,6 +53,21 @@ static inline fake_compiler *fake_nvrtc(void) {
     return orders;
 }
 
+static inline attn_problem packed_problem(void) {
+    attn_problem p = attn_problem_dense(ATTN_BF16, 4, 2, 2, 128, 128, 64, 64);
+    p.rows_q = ATTN_PACKED;
+    p.total_q = 300;
+    p.q.stride[0] = p.o.stride[0] = 0;
+    return p;
+}
+
+static inline attn_context *opened(const attn_config *config) {
+    attn_context *context;
+    attn_error error;
+    expect_success(attn_context_create(&context, config, &error), &error);
+    return context;
+}
+
 /* A plan by hand: the kernels for lengths, nothing else. `name` (may be NULL) adds a kernel of that name. */
 static inline void draft_plan(attn_plan *plan, const attn_context *context, const attn_problem *problem,
                               const char *name) {

@@ -20,21 +20,6 @@ static int start(void **state) {
     return 0;
 }
 
-static attn_problem packed_problem(void) {
-    attn_problem p = attn_problem_dense(ATTN_BF16, 4, 2, 2, 128, 128, 64, 64);
-    p.rows_q = ATTN_PACKED;
-    p.total_q = 300;
-    p.q.stride[0] = p.o.stride[0] = 0;
-    return p;
-}
-
-static attn_context *opened(const attn_config *config) {
-    attn_context *context;
-    attn_error error;
-    expect_success(attn_context_create(&context, config, &error), &error);
-    return context;
-}
-
 /* One plan in a context of its own; tells how many kernels were compiled for it. */
 static int compiled_for(const attn_config *config) {
     attn_problem problem = packed_problem();

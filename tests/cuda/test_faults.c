@@ -13,14 +13,6 @@
         assert_null(none);                                                                                             \
     } while (0)
 
-static attn_problem packed_problem(void) {
-    attn_problem p = attn_problem_dense(ATTN_BF16, 4, 2, 2, 128, 128, 64, 64);
-    p.rows_q = ATTN_PACKED;
-    p.total_q = 300;
-    p.q.stride[0] = p.o.stride[0] = 0;
-    return p;
-}
-
 static void test_no_driver(void **state) {
     (void)state;
     setenv("ATTN_LIBCUDA", "/nowhere/libcuda.so.1", 1);
@@ -61,8 +53,7 @@ static void test_facts(void **state) {
     fake_nvrtc();
     attn_config c = cuda_config("cuda:1", "");
     attn_context *context;
-    attn_error error;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     assert_string_equal(context->config.device, "cuda:1");
     assert_string_equal(context->gpu->name, "NVIDIA H200");
     assert_int_equal(context->gpu->arch, 90);
@@ -71,7 +62,7 @@ static void test_facts(void **state) {
     assert_true(context->gpu->mma_cycle > 0 && context->gpu->memory_rate > 0);
     attn_context_destroy(context);
     c.max_isa = "sm_75";
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     assert_int_equal(context->gpu->arch, 75);
     assert_int_equal(context->gpu->shared_block, 65536);
     assert_true(attn__cuda_ptx(context->cuda));
@@ -88,14 +79,14 @@ static void test_compiler(void **state) {
     attn_problem problem = packed_problem();
     attn_config c = cuda_config("gpu:a100", "");
     c.nvrtc = "/nowhere/libnvrtc.so.13";
-    expect_success(attn_context_create(&context, &c, &error), &error); /* a cache or a pack may do */
+    context = opened(&c); /* a cache or a pack may do */
     draft_plan(&plan, context, &problem, NULL);
     expect_error(attn__cuda_build(&plan, &error), &error, ATTN_ERR_COMPILE, "nvrtc",
                  "cannot be loaded: /nowhere/libnvrtc.so.13; set ATTN_NVRTC");
     assert_null(plan.built);
     attn_context_destroy(context);
     c.nvrtc = "";
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     draft_plan(&plan, context, &problem, NULL);
     expect_error(attn__cuda_build(&plan, &error), &error, ATTN_ERR_COMPILE, "nvrtc", "switched off by setting");
     attn_context_destroy(context);
@@ -104,7 +95,7 @@ static void test_compiler(void **state) {
     c.nvrtc = NULL;
     compiler->major = 12;
     compiler->minor = 4;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     draft_plan(&plan, context, &problem, NULL);
     compiler->result = 5;
     expect_error(attn__cuda_build(&plan, &error), &error, ATTN_ERR_COMPILE, "nvrtc",
@@ -133,7 +124,7 @@ static void test_loading(void **state) {
     attn_context *context;
     attn_problem problem = packed_problem();
     attn_config c = cuda_config("cuda", "");
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     draft_plan(&plan, context, &problem, NULL);
     orders->load = CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
     expect_error(attn__cuda_build(&plan, &error), &error, ATTN_ERR_DEVICE, "driver",
@@ -165,12 +156,11 @@ typedef struct stage {
 } stage;
 
 static void open_stage(stage *s) {
-    attn_error error;
     attn_problem problem = packed_problem();
     attn_config c = cuda_config("cuda", "");
     s->orders = fake_driver();
     fake_nvrtc();
-    expect_success(attn_context_create(&s->context, &c, &error), &error);
+    s->context = opened(&c);
     draft_plan(&s->plan, s->context, &problem, "attn_work");
     build_plan(&s->plan);
     s->workspace = aligned_alloc(64, (s->plan.workspace / 64 + 2) * 64);
@@ -235,7 +225,7 @@ static void test_run_faults(void **state) {
                  "device", "making its context current failed");
     s.orders->push = 0;
     attn_config c = cuda_config("cuda:1", "");
-    expect_success(attn_context_create(&other, &c, &error), &error);
+    other = opened(&c);
     expect_success(attn_stream_create(&stream, other, &error), &error);
     expect_error(attn__cuda_begin(&s.run, &s.plan, &s.args, s.workspace, stream, &error), &error, ATTN_ERR_INVALID,
                  "stream", "belongs to another CUDA context");
@@ -250,7 +240,7 @@ static void test_run_faults(void **state) {
     attn_plan plan;
     attn_problem problem = packed_problem();
     c = cuda_config("gpu:h200", "");
-    expect_success(attn_context_create(&other, &c, &error), &error);
+    other = opened(&c);
     draft_plan(&plan, other, &problem, NULL);
     build_plan(&plan);
     expect_error(attn__cuda_begin(&s.run, &plan, &s.args, NULL, NULL, &error), &error, ATTN_ERR_DEVICE, "device",
@@ -268,7 +258,7 @@ static void test_memory(void **state) {
     attn_context *context;
     attn_error error;
     void *memory;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     orders->allocate = CUDA_ERROR_OUT_OF_MEMORY;
     expect_error(attn_memory_create(&memory, context, 1000, &error), &error, ATTN_ERR_MEMORY, "memory",
                  "1000 bytes could not be allocated on cuda:0");

@@ -133,9 +133,7 @@ static void test_uploads(void **state) {
     fake_driver();
     fake_nvrtc();
     attn_config c = cuda_config("cuda", "");
-    attn_context *context;
-    attn_error error;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    attn_context *context = opened(&c);
     for (int b = 0; b < BATCHES; b++) {
         for (int rows = 0; rows < 9; rows++) {
             for (uint32_t used = 0; used < 4; used++) {
@@ -157,9 +155,7 @@ static void test_launches(void **state) {
     fake_orders *orders = fake_driver();
     fake_nvrtc();
     attn_config c = cuda_config("cuda", "");
-    attn_context *context;
-    attn_error error;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    attn_context *context = opened(&c);
     upload_one(context, 100, ATTN_DENSE, ATTN_DENSE, 0);
     assert_int_equal(orders->launches, 0);
     upload_one(context, 200, ATTN_PACKED, ATTN_PACKED, ATTN_USED_Q | ATTN_USED_KV);
@@ -178,7 +174,7 @@ static void test_device_lengths(void **state) {
     attn_error error;
     attn_plan plan;
     attn__cuda_run run;
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     attn_problem problem = problem_of(7, ATTN_PACKED, ATTN_SEGMENTS, ATTN_USED_Q | ATTN_DEVICE_LENGTHS);
     draft_plan(&plan, context, &problem, NULL);
     build_plan(&plan);

@@ -117,13 +117,12 @@ static bool check_pass(const attn_context *context, const char *implementation, 
 static void test_planning(void **state) {
     (void)state;
     int checked = 0;
-    attn_error error;
     attn_config c = cuda_config("gpu:h200", "");
     fake_nvrtc();
     for (const attn__impl *const *impl = attn__implementations; *impl; impl++) {
         for (int pass = ATTN_FORWARD; (*impl)->device == ATTN__CUDA && pass <= ATTN_BACKWARD; pass++) {
             attn_context *context;
-            expect_success(attn_context_create(&context, &c, &error), &error);
+            context = opened(&c);
             checked += check_pass(context, (*impl)->name, (attn_pass)pass);
             attn_context_destroy(context);
         }
@@ -134,13 +133,12 @@ static void test_planning(void **state) {
 /* Without ATTN_COMPILE plans explain themselves and need no compiler. */
 static void test_facts_alone(void **state) {
     (void)state;
-    attn_error error;
     attn_context *context;
     attn_config c = cuda_config("gpu:t4", "");
     fake_compiler *compiler = fake_nvrtc();
     c.options = 0;
     c.nvrtc = "";
-    expect_success(attn_context_create(&context, &c, &error), &error);
+    context = opened(&c);
     attn_problem problem = attn_problem_dense(ATTN_F16, 4, 8, 8, 2048, 2048, 128, 128);
     for (const attn__impl *const *impl = attn__implementations; *impl; impl++) {
         if ((*impl)->device == ATTN__CUDA) {

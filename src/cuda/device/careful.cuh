@@ -60,16 +60,7 @@ INLINE void product_dq_carefully(const attn__params &p, const step_state &step, 
                                  const char *shared, int ds, int keys) {
     const int wm = warp_index() / DQ_WARPS_N, wn = warp_index() % DQ_WARPS_N;
     const int first = wm * DQ_ROWS + (lane_index() >> 2), column = wn * DQ_COLUMNS + (lane_index() & 3) * 2;
-#pragma unroll
-    for (int m = 0; m < DQ_M; m++) {
-#pragma unroll
-        for (int n = 0; n < DQ_N; n++) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                sums[m][n][c] = 0.0f;
-            }
-        }
-    }
+    clear_dq(sums);
 #pragma unroll 1
     for (int key = 0; key < TILE_KV; key++) {
 #pragma unroll

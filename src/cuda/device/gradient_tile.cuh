@@ -233,11 +233,7 @@ INLINE void add_others(float (&sums)[X_BLOCKS][columns / 8][4], uint32_t factors
 #define DQ_N (DQ_COLUMNS / 8)
 typedef float dq_sums[DQ_M][DQ_N][4];
 
-/* dQ of the y block, the warp's part: dS^T (from shared memory) times keys. */
-INLINE void product_dq(dq_sums &sums, uint32_t ds, uint32_t keys) {
-    int wm = warp_index() / DQ_WARPS_N, wn = warp_index() % DQ_WARPS_N;
-    ds += wm * DQ_ROWS * SIZE + (DTYPE == F32 ? lane_of_words(PITCH_S) : lane_of_columns(PITCH_S));
-    keys += wn * DQ_COLUMNS * SIZE + lane_of_summed_rows<DTYPE>(PITCH_QK);
+INLINE void clear_dq(dq_sums &sums) {
 #pragma unroll
     for (int m = 0; m < DQ_M; m++) {
 #pragma unroll
@@ -248,6 +244,14 @@ INLINE void product_dq(dq_sums &sums, uint32_t ds, uint32_t keys) {
             }
         }
     }
+}
+
+/* dQ of the y block, the warp's part: dS^T (from shared memory) times keys. */
+INLINE void product_dq(dq_sums &sums, uint32_t ds, uint32_t keys) {
+    int wm = warp_index() / DQ_WARPS_N, wn = warp_index() % DQ_WARPS_N;
+    ds += wm * DQ_ROWS * SIZE + (DTYPE == F32 ? lane_of_words(PITCH_S) : lane_of_columns(PITCH_S));
+    keys += wn * DQ_COLUMNS * SIZE + lane_of_summed_rows<DTYPE>(PITCH_QK);
+    clear_dq(sums);
 #pragma unroll
     for (int step = 0; step < TILE_KV / STEP; step++) {
         uint32_t a[DQ_M][4];
