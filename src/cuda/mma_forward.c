@@ -27,14 +27,16 @@ enum { ROLE_FORWARD = 0, ROLE_COMBINE = 1 };
 #define MOST_PACKED 64
 #define PART_V      256 /* columns of the values whose sums fit a thread's registers */
 
-/* 32-bit registers a thread: outputs, scores and queries may take this many before the rest no longer fits. */
-#define REGISTERS_HELD 224
-#define REGISTERS_READ 192 /* queries are read from shared memory again and again: their fragments need room */
+/* 32-bit registers a thread that outputs, scores and queries may take; the rest is fragments and addresses. More of
+ * them are needed where every score passes a rule, and before sm_80, where copies pass registers. */
+#define REGISTERS      192
+#define REGISTERS_RULE 160
+#define STEP_BYTES     32 /* as in mma.cuh */
 
 typedef struct tile_choice {
     int tile_q, tile_kv, stages, warps;
-    bool held; /* queries stay in registers */
-    int pack;  /* query heads a tile */
+    int held; /* steps of the queries that stay in registers */
+    int pack; /* query heads a tile */
     int dim_part, parts;
     size_t shared;
 } tile_choice;
@@ -54,9 +56,12 @@ static size_t pitch_of(int64_t dim, size_t size) {
     return ((size_t)dim * size + 31) / 32 * 32 + 16;
 }
 
+/* Queries and stages; at the end 16 rows of output a warp lie in the same place. */
 static size_t shared_of(const attn_problem *p, const tile_choice *c) {
     size_t size = attn_dtype_size(p->q.dtype), keys = pitch_of(p->dim_qk, size), values = pitch_of(c->dim_part, size);
-    return (size_t)c->tile_q * keys + (size_t)c->stages * (size_t)c->tile_kv * (keys + values) + SHARED_SLACK;
+    size_t tiles = (size_t)c->tile_q * keys + (size_t)c->stages * (size_t)c->tile_kv * (keys + values) + SHARED_SLACK;
+    size_t staged = (size_t)c->warps * 16 * (((size_t)c->dim_part * sizeof(float) + 15) / 16 * 16 + 16);
+    return tiles > staged ? tiles : staged;
 }
 
 /* Query heads that share a tile: all of a key head's where the rows are few, so that its keys are read once. */
@@ -72,19 +77,30 @@ static int pack_of(const attn_problem *p) {
 }
 
 /* Warps and registers of a tile of that size. False: it would spill. */
-static bool spread(const attn_problem *p, tile_choice *c) {
-    int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
+static bool spread(const attn_plan *plan, tile_choice *c) {
+    const attn_problem *p = &plan->problem;
+    int64_t size = (int64_t)attn_dtype_size(p->q.dtype), steps = round_up_div(p->dim_qk * size, STEP_BYTES);
+    bool plain = attn__score_plain(p) && p->dropout == 0 && plan->gpu->arch >= 80;
+    int64_t registers = plain ? REGISTERS : REGISTERS_RULE;
     c->warps = c->tile_q / (c->tile_q >= 128 && c->dim_part <= 128 ? 32 : 16);
     int64_t strips = c->tile_q / 16 / c->warps, sums = strips * (c->dim_part / 2 + c->tile_kv / 2);
-    c->held = sums + strips * p->dim_qk * size / 8 <= REGISTERS_HELD;
-    return c->held || sums <= REGISTERS_READ;
+    c->held = (int)larger(0, smaller(steps, (registers - sums - (strips - 1) * 16) / (strips * 4)));
+    return sums <= registers;
 }
 
-/* The largest tile that the GPU has room for: rows first, then keys, then stages. */
+/* Keys a tile. Narrow heads leave registers for twice as many, which halves what is done once a block. */
+static int64_t keys_wanted(const attn_problem *p, int64_t rows) {
+    if (p->q.dtype == ATTN_F32) {
+        return 32;
+    }
+    return p->dim_qk <= 64 && p->dim_v <= 64 && rows > 64 ? 128 : 64;
+}
+
+/* The largest tile that the GPU has room for: rows first, then stages, then keys. */
 static bool choose_tile(const attn_plan *plan, tile_choice *c) {
     const attn_problem *p = &plan->problem;
     int64_t rows = plan->hints.block_q > 0 ? plan->hints.block_q : p->tokens_q * c->pack;
-    int64_t keys = plan->hints.block_kv > 0 ? plan->hints.block_kv : p->q.dtype == ATTN_F32 ? 32 : 64;
+    int64_t keys = plan->hints.block_kv > 0 ? plan->hints.block_kv : keys_wanted(p, rows);
     int stages = plan->hints.stages > 0 ? (int)smaller(plan->hints.stages, 2) : 2;
     int tile_q = 16, tile_kv = keys >= 128 ? 128 : keys >= 64 ? 64 : keys >= 32 ? 32 : 16;
     while (tile_q < 128 && tile_q < rows) {
@@ -94,11 +110,11 @@ static bool choose_tile(const attn_plan *plan, tile_choice *c) {
         tile_q = (int)larger(16, tile_q / 2);
     }
     for (c->tile_q = tile_q; c->tile_q >= larger(16, c->pack); c->tile_q /= 2) {
-        for (c->tile_kv = tile_kv; c->tile_kv >= 16; c->tile_kv /= 2) {
-            for (c->stages = stages; c->stages >= 1; c->stages--) {
+        for (c->stages = stages; c->stages >= 1; c->stages--) {
+            for (c->tile_kv = tile_kv; c->tile_kv >= 16; c->tile_kv /= 2) {
+                bool narrow = c->tile_kv < 32 && c->tile_kv < tile_kv && c->tile_q > 16, spills = !spread(plan, c);
                 c->shared = shared_of(p, c);
-                bool narrow = c->tile_kv < 32 && c->tile_kv < tile_kv && c->tile_q > 16;
-                if (!narrow && spread(p, c) && (int64_t)c->shared + SHARED_STATIC <= plan->gpu->shared_block) {
+                if (!narrow && !spills && (int64_t)c->shared + SHARED_STATIC <= plan->gpu->shared_block) {
                     return true;
                 }
             }

@@ -10,7 +10,7 @@
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
 /* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
-enum { WIDEST_MMA = 256 };
+enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256 };
 
 static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
@@ -24,8 +24,20 @@ static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     }
 WIDER(wide_qk, dim_qk, WIDEST)
 WIDER(wide_v, dim_v, WIDEST)
-WIDER(wide_qk_mma, dim_qk, WIDEST_MMA)
-WIDER(wide_v_mma, dim_v, WIDEST_MMA)
+WIDER(wide_v_gpu, dim_v, WIDEST_GPU_V)
+
+/* Backward keeps more of a tile in registers. */
+static bool wide_backward(const attn_problem *problem, int64_t dim, char *value, size_t size) {
+    return wider(dim, WIDEST_MMA_BACKWARD, value, size) && problem->pass == ATTN_BACKWARD;
+}
+static bool wide_qk_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    return wide_backward(problem, problem->dim_qk, value, size);
+}
+static bool wide_v_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    return wide_backward(problem, problem->dim_v, value, size);
+}
 
 static bool is_f64(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
@@ -79,8 +91,10 @@ const attn__rule attn__rules[] = {
     {"mma", "q.dtype", "f16, bf16, or f32 with ATTN_ALLOW_TF32", "tensor cores round factors; `ffma` runs f32 exactly",
      is_exact},
     {"mma", "q.dtype", "f16 before sm_80", "tensor cores take bf16 and tf32 from sm_80 on", is_too_new},
-    {"mma", "dim_qk", "at most 256", "the widest head whose tiles fit a block", wide_qk_mma},
-    {"mma", "dim_v", "at most 256", "the widest head whose sums fit a block's registers", wide_v_mma},
+    {"mma", "dim_qk", "at most 576", "the widest head whose tiles fit a block", wide_qk},
+    {"mma", "dim_v", "at most 512", "the widest head whose sums fit two blocks' registers", wide_v_gpu},
+    {"mma", "dim_qk", "at most 256 backward", "the widest head whose tiles fit a block", wide_qk_backward},
+    {"mma", "dim_v", "at most 256 backward", "the widest head whose sums fit a block's registers", wide_v_backward},
     {"ffma", "q.dtype", "f32, f16 or bf16", "products and softmax are in float32", is_f64},
     {"ffma", "dim_qk", "at most 576", "the widest head whose tiles fit a block", wide_qk},
     {"ffma", "dim_v", "at most 576", "the widest head whose sums fit a block's registers", wide_v},

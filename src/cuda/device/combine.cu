@@ -27,9 +27,10 @@ INLINE void join_row(const attn__params &p, const rows_run &run, int head, int r
         float o = 0.0f;
 #pragma unroll 4
         for (int s = 0; s < p.splits; s++) {
-            float weight = exp2_fast((lse[s * each] - top) * LOG2E) * scale;
-            float x = part[s * each * DIM_V];
-            o += weight == 0.0f ? 0.0f : weight * x;
+            float part_lse = lse[s * each], x = part[s * each * DIM_V];
+            float weight = exp2_fast((part_lse - top) * LOG2E) * scale;
+            x = is_finite(x) ? weight * x : x; /* what is visible and infinite stays so, however small its weight */
+            o += part_lse == -INFINITY_F ? 0.0f : x;
         }
         store_element<O_DTYPE>(p.o.data, row_offset(p.o, run.sequence, head, run.first + row) + column * p.o.stride[3],
                                o);

@@ -130,3 +130,32 @@ INLINE void copy_rows(uint32_t tile, const void *data, int64_t at, int64_t row_s
         }
     }
 }
+
+/* The same, a unit a thread at a time, so that copies lie between other work: unit n < FEED_UNITS of each thread. For
+ * aligned rows that all exist; only where the threads take whole rows at a time (CAN_FEED). */
+#define FEED_ROWS(dim, size, threads)        ((threads) / (STEPS(dim, size) * 2))
+#define FEED_UNITS(dim, size, rows, threads) ((rows) / FEED_ROWS(dim, size, threads))
+#define CAN_FEED(dim, size, rows, threads)                                                                             \
+    ((dim) * (size) % STEP_BYTES == 0 && (threads) % (STEPS(dim, size) * 2) == 0 &&                                    \
+     (rows)*STEPS(dim, size) * 2 % (threads) == 0)
+
+typedef struct row_feed {
+    const char *from;
+    uint32_t to;
+} row_feed;
+
+template <int dtype, int dim, int threads>
+INLINE row_feed feed_rows(uint32_t tile, const void *data, int64_t at, int64_t row_stride) {
+    const int size = (int)sizeof(element_t<dtype>), units = STEPS(dim, size) * 2;
+    int thread = thread_index_again(), row = thread / units, column = thread % units;
+    row_feed feed = {(const char *)data + (at + row * row_stride) * size + column * 16,
+                     tile + row * TILE_PITCH(dim, size) + column * 16};
+    return feed;
+}
+template <int dtype, int dim, int threads> INLINE void feed_unit(row_feed &feed, int64_t row_stride, int n, bool on) {
+    const int size = (int)sizeof(element_t<dtype>), rows = FEED_ROWS(dim, size, threads);
+    if (on) {
+        copy_whole_16(feed.to + n * rows * TILE_PITCH(dim, size), feed.from);
+    }
+    feed.from += rows * row_stride * size;
+}

@@ -9,8 +9,8 @@
  *
  * Constants beside those of the problem: TILE_Q, TILE_KV, STAGES, WARPS, BLOCKS (blocks of threads that share a
  * processor), PACK (query heads of one key head packed into the tile's rows), DIM_PART (columns of the values that one
- * tile takes), PARTS (tiles to a row's values), SPLIT (1: partial results for combine.cu), QUERIES_HELD (1: queries
- * stay in registers), LAZY (1: see below).
+ * tile takes), PARTS (tiles to a row's values), SPLIT (1: partial results for combine.cu), QUERIES_HELD (how many
+ * steps of the queries stay in registers), LAZY (1: see below).
  *
  * Softmax. A row's reference need not be its maximum: it is raised only when a score passes it by more than 2^8, so
  * output and sum are rarely rescaled. LAZY: blocks that every row sees whole do not look for a maximum at all once
@@ -23,6 +23,7 @@
  * a sum is out of range), the tile is computed again: 1, always with the maximum, and with values that are not finite
  * taken as 0; 2 and 3 count for each output how many visible values were +inf or NaN, -inf or NaN, and add that
  * infinity to what mode 1 stored. */
+#include "barrier.cuh"
 #include "copy.cuh"
 #include "dropout.cuh"
 #include "keys.cuh"
@@ -51,6 +52,11 @@
 #define NO_REFERENCE (-3.0e38f) /* of a row that saw nothing yet: finite, so that -inf minus it stays -inf */
 
 /* The tile, in shared memory: thread 0 finds it, all read it where they need it. */
+/* Warps wait for data and for room in a stage, not for each other (where each block follows from its number). */
+#define FREE_RUNNING (HAS_BARRIERS && !WALKED && STAGES > 1)
+#define CAN_FEED_BLOCKS                                                                                                \
+    (STAGES > 1 && CAN_FEED(DIM_QK, SIZE, TILE_KV, THREADS) && CAN_FEED(DIM_PART, SIZE, TILE_KV, THREADS))
+
 typedef struct tile_work {
     key_view view;
     rows_run run;
@@ -62,6 +68,7 @@ typedef struct tile_work {
     const void *keys, *values; /* row 0 of the buffers (segments), of the run (else) */
     int mode;
     key_walk walk;
+    uint64_t landed_keys[STAGES], landed_values[STAGES], free[STAGES]; /* barriers */
 } tile_work;
 
 typedef struct warp_rows {
@@ -72,6 +79,7 @@ typedef struct warp_rows {
 } warp_rows;
 
 typedef float score_tile[STRIPS][SCORES][4];
+typedef uint32_t held_queries[STRIPS][QUERIES_HELD ? QUERIES_HELD : 1][4];
 
 /* Row of the tile of a lane's elements [2 half], [2 half + 1] in a strip. */
 INLINE int row_of(int strip, int half, int thread = (int)threadIdx.x) {
@@ -167,18 +175,16 @@ INLINE void patch_values(uint32_t values, int mode) {
 }
 
 /* s = queries * keys. */
-INLINE void multiply_keys(score_tile &s,
-                          const uint32_t (&held)[QUERIES_HELD ? STRIPS : 1][QUERIES_HELD ? STEPS_QK : 1][4],
-                          uint32_t queries, uint32_t keys) {
+INLINE void multiply_keys(score_tile &s, const held_queries &held, uint32_t queries, uint32_t keys) {
 #pragma unroll
     for (int step = 0; step < STEPS_QK; step++) {
         uint32_t a[STRIPS][4];
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            if (QUERIES_HELD) {
+            if (step < QUERIES_HELD) {
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
-                    a[strip][n] = held[strip][QUERIES_HELD ? step : 0][n];
+                    a[strip][n] = held[strip][step < QUERIES_HELD ? step : 0][n];
                 }
             } else {
                 load_a<DTYPE>(a[strip], queries + strip * 16 * PITCH_QK + step * STEP_BYTES);
@@ -323,10 +329,51 @@ INLINE void drop(const attn__params &p, const tile_work &tile, const key_block &
     }
 }
 
-/* o += probabilities * values. The probabilities of the next step are made between the products of this one. */
-INLINE void multiply_values(warp_rows &w, score_tile &s, const float (&minus)[STRIPS][2], float factor, bool made,
-                            uint32_t values) {
+/* What is brought while the values are multiplied: the next block's keys and values. */
+typedef struct block_feed {
+    bool on;
+    key_block block;
+    uint32_t keys, values, landed; /* stage; barrier for the keys */
+} block_feed;
+
+/* Unit `slot` of `slots`: keys in the first half, values in the second. */
+INLINE void feed_slot(const attn__params &p, const tile_work &tile, const block_feed &next, row_feed &feed, int slot,
+                      int slots) {
+    if constexpr (CAN_FEED_BLOCKS) {
+        const int half = slots / 2, units_k = FEED_UNITS(DIM_QK, SIZE, TILE_KV, THREADS),
+                  units_v = FEED_UNITS(DIM_PART, SIZE, TILE_KV, THREADS);
+        if (slot == 0) {
+            feed =
+                feed_rows<DTYPE, DIM_QK, THREADS>(next.keys, tile.keys, next.block.row * p.k.stride[2], p.k.stride[2]);
+        }
+        if (slot == half) {
+            if (FREE_RUNNING && next.on) {
+                barrier_arrive_copies(next.landed);
+            }
+            feed = feed_rows<DTYPE, DIM_PART, THREADS>(next.values, tile.values, next.block.row * p.v.stride[2],
+                                                       p.v.stride[2]);
+        }
+#pragma unroll
+        for (int n = 0; n < units_k; n++) {
+            if (n * half / units_k == slot) {
+                feed_unit<DTYPE, DIM_QK, THREADS>(feed, p.k.stride[2], n, next.on);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < units_v; n++) {
+            if (half + n * half / units_v == slot) {
+                feed_unit<DTYPE, DIM_PART, THREADS>(feed, p.v.stride[2], n, next.on);
+            }
+        }
+    }
+}
+
+/* o += probabilities * values. The probabilities of the next step are made between the products of this one, and the
+ * copies of the next block are spread over all of them: in one piece they would stand before the warps' own reads. */
+INLINE void multiply_values(const attn__params &p, const tile_work &tile, const block_feed &next, warp_rows &w,
+                            score_tile &s, const float (&minus)[STRIPS][2], float factor, bool made, uint32_t values) {
     const int sums = SUMS_A_STEP(DTYPE), elements = STRIPS * sums * 4, pairs = (OUTPUTS + 1) / 2;
+    row_feed feed = {};
     if (!made) {
         exponentiate(w, s, minus, factor, 0, 0, elements);
     }
@@ -341,6 +388,9 @@ INLINE void multiply_values(warp_rows &w, score_tile &s, const float (&minus)[ST
         for (int pair = 0; pair < pairs; pair++) {
             uint32_t b[4];
             load_b_columns<DTYPE>(b, values + step * KEYS_A_STEP * PITCH_V + pair * 16 * SIZE, PITCH_V);
+            if (STAGES > 1) {
+                feed_slot(p, tile, next, feed, step * pairs + pair, STEPS_PV * pairs);
+            }
             if (!made && step + 1 < STEPS_PV) {
                 exponentiate(w, s, minus, factor, step + 1, pair * elements / pairs, (pair + 1) * elements / pairs);
             }
@@ -407,47 +457,24 @@ INLINE void settle_scores(const attn__params &p, const tile_work &tile, const ke
     }
 }
 
-/* Two neighbouring columns of the output, or one. */
-template <int dtype>
-INLINE void store_columns(void *data, int64_t at, int64_t stride, float left, float right, bool both, bool aligned) {
-    if (aligned && both) {
-        if (dtype == F32) {
-            *(float2 *)((float *)data + at) = make_float2(left, right);
-        } else {
-            *(uint32_t *)((uint16_t *)data + at) = narrow_pair < dtype == F32 ? F16 : dtype > (left, right);
-        }
-    } else {
-        store_element<dtype>(data, at, left);
-        if (both) {
-            store_element<dtype>(data, at + stride, right);
-        }
-    }
-}
+/* --- The end of a tile: rows are scaled in registers, laid out row by row in shared memory, which is free by then, and
+ * from there stored 16 bytes at a time, each warp its own 16 rows. --- */
 
-/* Adds an infinity where the count is not 0. */
-INLINE void add_infinity(void *data, int64_t at, float count, float infinity) {
-    if (count > 0.0f) {
-        if (SPLIT) {
-            store_element<F32>(data, at, load_element<F32>(data, at) + infinity);
-        } else {
-            store_element<O_DTYPE>(data, at, load_element<O_DTYPE>(data, at) + infinity);
-        }
-    }
-}
+#define STAGED       (SPLIT ? F32 : O_DTYPE)
+#define SIZE_STAGED  ((int)sizeof(element_t<STAGED>))
+#define PITCH_STAGED ((DIM_PART * SIZE_STAGED + 15) / 16 * 16 + 16)
 
-/* Scales the rows, and stores them unless mode 0 finds a result that is not finite: then true. */
-INLINE bool finish_rows(const attn__params &p, tile_work &tile, warp_rows &w) {
-    const int mode = tile.mode;
-    const rows_run &run = tile.run;
-    bool bad = false;
+/* Scales the rows by what is left to do; w.sum becomes their natural lse. True: something is not finite, or a sum is
+ * out of range. */
+INLINE bool scale_rows(const attn__params &p, const tile_work &tile, warp_rows &w, int mode) {
+    float odd = 0.0f; /* 0 times anything that is not finite is NaN */
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = quad_sum(w.sum[strip][half]), reference = w.reference[strip][half], scale = 1.0f;
-            bool counts = row_of(strip, half) / PACK < tile.rows;
+            float row_odd = sum < SUM_LIMIT ? 0.0f : INFINITY_F;
             if (mode < 2) {
-                bad = bad || (counts && !(sum < SUM_LIMIT));
                 if (HAS_SINK && !SPLIT) {
                     int head = head_of(tile, row_of(strip, half));
                     float sink = ((const float *)p.sink.data)[head * p.sink.stride[1]] * LOG2E;
@@ -461,80 +488,178 @@ INLINE bool finish_rows(const attn__params &p, tile_work &tile, warp_rows &w) {
                 scale = sum == 0.0f ? 0.0f : scale / sum;
                 scale *= HAS_DROPOUT && !SPLIT ? p.keep_scale : 1.0f;
             }
-            w.reference[strip][half] = reference;
-            w.sum[strip][half] = sum;
+            w.sum[strip][half] = natural_lse(reference, sum);
 #pragma unroll
             for (int n = 0; n < OUTPUTS; n++) {
                 w.o[strip][n][2 * half] *= scale;
                 w.o[strip][n][2 * half + 1] *= scale;
-                bad =
-                    bad || (counts && !(is_finite(w.o[strip][n][2 * half]) && is_finite(w.o[strip][n][2 * half + 1])));
+                row_odd = fmaf(w.o[strip][n][2 * half], 0.0f, row_odd);
+                row_odd = fmaf(w.o[strip][n][2 * half + 1], 0.0f, row_odd);
+            }
+            odd += row_of(strip, half) / PACK < tile.rows ? row_odd * 0.0f : 0.0f;
+        }
+    }
+    return odd != 0.0f;
+}
+
+/* Lays out a strip of the warp's rows. */
+INLINE void stage_strip(const warp_rows &w, int strip, uint32_t staged) {
+    const uint32_t at = staged + (lane_index() >> 2) * PITCH_STAGED + lane_index() % 4 * 2 * SIZE_STAGED;
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; n++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float left = w.o[strip][n][2 * half], right = w.o[strip][n][2 * half + 1];
+            const uint32_t to = at + half * 8 * PITCH_STAGED + n * 8 * SIZE_STAGED;
+            if (SIZE_STAGED == 4) {
+                asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(to), "f"(left), "f"(right) : "memory");
+            } else {
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to),
+                             "r"(narrow_pair < STAGED == F32 ? F16 : STAGED > (left, right))
+                             : "memory");
             }
         }
     }
-    bad = __syncthreads_or(bad); /* also: all threads have read the mode */
+}
+
+/* One staged element goes to its place; modes 2 and 3 add an infinity where it counts something. */
+INLINE void store_staged(void *data, int64_t at, element_t<STAGED> x, int mode) {
+    element_t<STAGED> *to = (element_t<STAGED> *)data + at;
+    if (mode < 2) {
+        *to = x;
+    } else if (widen<STAGED>(x) > 0.0f) {
+        *to = narrow<STAGED>(widen<STAGED>(*to) + (mode == 2 ? INFINITY_F : -INFINITY_F));
+    }
+}
+
+/* Stores the strip's 16 rows, the first of which is row `row` of the tile. Rows of the slot past the used length are
+ * zeros. */
+INLINE void store_strip(const attn__params &p, const tile_work &tile, int row, const unsigned char *staged, int mode) {
+    const rows_run &run = tile.run;
+    const int units = PITCH_STAGED / 16 - 1, each = 16 / SIZE_STAGED;
+    const int64_t stride = SPLIT ? 1 : p.o.stride[3];
+    const bool aligned = (SPLIT ? DIM_V % 4 == 0 : (p.aligned & ATTN__ALIGNED_O) != 0) && DIM_PART % each == 0 &&
+                         (DIM_V - DIM_PART) % each == 0 && mode < 2;
+#pragma unroll 1
+    for (int n = lane_index(); n < 16 * units; n += 32) {
+        const int r = n / units, column = n % units * each, token = (row + r) / PACK, local = tile.first + token;
+        if (token >= TOKENS || local >= run.slot || (SPLIT && token >= tile.rows)) {
+            continue;
+        }
+        const int head = head_of(tile, row + r);
+        const unsigned char *from = staged + r * PITCH_STAGED + column * SIZE_STAGED;
+        void *data = SPLIT ? (void *)p.partial_o : p.o.data;
+        int64_t at = SPLIT ? (tile.view.split * row_count(p) + row_number(p, run, head, local)) * DIM_V
+                           : row_offset(p.o, run.sequence, head, run.first + local);
+        at += (tile.column_v + column) * stride;
+        if (aligned) {
+            *(uint4 *)((element_t<STAGED> *)data + at) =
+                token < tile.rows ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+            continue;
+        }
+        for (int c = 0; c < each && column + c < DIM_PART; c++) {
+            const element_t<STAGED> x = ((const element_t<STAGED> *)from)[c];
+            store_staged(data, at + c * stride, token < tile.rows ? x : (element_t<STAGED>)0, mode);
+        }
+    }
+}
+
+INLINE void store_lse(const attn__params &p, const tile_work &tile, const warp_rows &w) {
+    const rows_run &run = tile.run;
+#pragma unroll
+    for (int n = 0; n < STRIPS * 2; n++) {
+        const int row = row_of(n / 2, n % 2), token = row / PACK, head = head_of(tile, row), local = tile.first + token;
+        if (lane_index() % 4 || token >= TOKENS || local >= run.slot || (SPLIT && token >= tile.rows)) {
+            continue;
+        }
+        const float lse = token < tile.rows ? w.sum[n / 2][n % 2] : -INFINITY_F;
+        if (SPLIT) {
+            p.partial_lse[tile.view.split * row_count(p) + row_number(p, run, head, local)] = lse;
+        } else if (p.lse.data) {
+            ((float *)p.lse.data)[row_offset(p.lse, run.sequence, head, run.first + local)] = lse;
+        }
+    }
+}
+
+/* True: the tile must be done again, in the next mode. */
+INLINE bool finish_rows(const attn__params &p, tile_work &tile, warp_rows &w, unsigned char *memory) {
+    const int mode = tile.mode;
+    bool bad = scale_rows(p, tile, w, mode);
+    bad = __syncthreads_or(bad); /* also: shared memory is free, and all threads have read the mode */
     if (threadIdx.x == 0) {
         tile.mode++;
     }
     if (mode == 0 && bad) {
         return true;
     }
-    const bool aligned = SPLIT ? DIM_V % 2 == 0 : (p.aligned & ATTN__ALIGNED_O) != 0;
-    const int64_t stride = SPLIT ? 1 : p.o.stride[3];
+    unsigned char *staged = memory + (threadIdx.x >> 5) * 16 * PITCH_STAGED;
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int row = row_of(strip, half), token = row / PACK, head = head_of(tile, row), local = tile.first + token;
-            if (token >= TOKENS || local >= run.slot || (SPLIT && token >= tile.rows)) {
-                continue;
-            }
-            bool counts = token < tile.rows;
-            int64_t part = 0, at;
-            void *data;
-            if (SPLIT) {
-                part = (tile.view.split * row_count(p)) + row_number(p, run, head, local);
-                data = p.partial_o;
-                at = part * DIM_V;
-            } else {
-                data = p.o.data;
-                at = row_offset(p.o, run.sequence, head, run.first + local);
-            }
-#pragma unroll
-            for (int n = 0; n < OUTPUTS; n++) {
-                int column = n * 8 + lane_index() % 4 * 2;
-                int64_t to = at + (tile.column_v + column) * stride;
-                float left = counts ? w.o[strip][n][2 * half] : 0.0f,
-                      right = counts ? w.o[strip][n][2 * half + 1] : 0.0f;
-                bool both = column + 1 < DIM_PART;
-                if (DIM_PART % 8 == 0 || column < DIM_PART) {
-                    if (mode >= 2) {
-                        float infinity = mode == 2 ? INFINITY_F : -INFINITY_F;
-                        add_infinity(data, to, left, infinity);
-                        add_infinity(data, to + stride, both ? right : 0.0f, infinity);
-                    } else if (SPLIT) {
-                        store_columns<F32>(data, to, 1, left, right, both, aligned);
-                    } else {
-                        store_columns<O_DTYPE>(data, to, stride, left, right, both, aligned && tile.column_v % 2 == 0);
-                    }
-                }
-            }
-            if (mode < 2 && lane_index() % 4 == 0 && tile.column_v == 0) {
-                float lse = counts ? natural_lse(w.reference[strip][half], w.sum[strip][half]) : -INFINITY_F;
-                if (SPLIT) {
-                    p.partial_lse[part] = lse;
-                } else if (p.lse.data) {
-                    ((float *)p.lse.data)[row_offset(p.lse, run.sequence, head, run.first + local)] = lse;
-                }
-            }
-        }
+        stage_strip(w, strip, shared_address(staged));
+        __syncwarp();
+        store_strip(p, tile, (threadIdx.x >> 5) * STRIPS * 16 + strip * 16, staged, mode);
+        __syncwarp();
+    }
+    if (mode < 2 && tile.column_v == 0) {
+        store_lse(p, tile, w);
     }
     return mode > 0 && mode < 3;
 }
 
+/* The barriers of stage `stage`: its keys, its values have landed; it is free to be filled again. */
+INLINE uint32_t keys_landed(const tile_work &tile, int stage) {
+    return shared_address(&tile.landed_keys[stage]);
+}
+INLINE uint32_t values_landed(const tile_work &tile, int stage) {
+    return shared_address(&tile.landed_values[stage]);
+}
+INLINE uint32_t stage_free(const tile_work &tile, int stage) {
+    return shared_address(&tile.free[stage]);
+}
+
+/* This thread's copies (and stores) into a stage are done or on their way. */
+INLINE void announce(uint32_t barrier, bool stores) {
+    if (!FREE_RUNNING) {
+        return;
+    }
+    if (stores) {
+        copies_commit();
+        copies_wait<0>();
+        barrier_arrive(barrier);
+    } else {
+        barrier_arrive_copies(barrier);
+    }
+}
+
+/* Does bringing this block store anything by plain stores: zeros, or elements one by one? */
+INLINE bool needs_stores(const attn__params &p, const key_block &block) {
+    return !CAN_FEED_BLOCKS || block.count < TILE_KV ||
+           (p.aligned & (ATTN__ALIGNED_K | ATTN__ALIGNED_V)) != (ATTN__ALIGNED_K | ATTN__ALIGNED_V);
+}
+
+/* Makes ready for the copies of block n: whole blocks are fed while the values are multiplied, others are copied now.
+ */
+INLINE block_feed start_feed(const attn__params &p, const tile_work &tile, int n, uint32_t keys, uint32_t values) {
+    const int stage = n % STAGES;
+    block_feed feed = {false, block_of_walk(tile.walk, n), keys + stage * BYTES_K, values + stage * BYTES_V,
+                       keys_landed(tile, stage)};
+    if (feed.block.count > 0) {
+        if (FREE_RUNNING && n >= STAGES) {
+            barrier_wait(stage_free(tile, stage), (n / STAGES - 1) & 1);
+        }
+        feed.on = !needs_stores(p, feed.block);
+        if (!feed.on) {
+            copy_keys(p, tile, feed.block, feed.keys);
+            copy_values(p, tile, feed.block, feed.values);
+            announce(feed.landed, true);
+        }
+    }
+    return feed;
+}
+
 /* The whole tile in one mode. True: it must be done again in the next one. */
-INLINE bool run_tile(const attn__params &p, tile_work &tile, uint32_t queries) {
-    const uint32_t keys = queries + BYTES_Q, values = keys + STAGES * BYTES_K;
+INLINE bool run_tile(const attn__params &p, tile_work &tile, unsigned char *memory) {
+    const uint32_t queries = shared_address(memory), keys = queries + BYTES_Q, values = keys + STAGES * BYTES_K;
     const int ahead = STAGES > 1 ? STAGES - 1 : 1; /* blocks brought before they are needed */
     warp_rows w;
 #pragma unroll
@@ -552,43 +677,42 @@ INLINE bool run_tile(const attn__params &p, tile_work &tile, uint32_t queries) {
     for (int n = 0; n < ahead; n++) {
         key_block block = block_of_walk(tile.walk, n);
         copy_keys(p, tile, block, keys + n * BYTES_K);
-        if (STAGES == 1) {
+        announce(keys_landed(tile, n), needs_stores(p, block));
+        if (FREE_RUNNING || STAGES == 1) {
             copies_commit();
         }
         copy_values(p, tile, block, values + n * BYTES_V);
+        announce(values_landed(tile, n), needs_stores(p, block));
         copies_commit();
     }
-    uint32_t held[QUERIES_HELD ? STRIPS : 1][QUERIES_HELD ? STEPS_QK : 1][4];
+    copies_wait<STAGES == 1 || FREE_RUNNING ? 1 : 0>(); /* the queries are there */
+    __syncthreads();
+    held_queries held;
     if (QUERIES_HELD) {
-        copies_wait<STAGES == 1 ? 1 : STAGES - 2>();
-        __syncthreads();
         const uint32_t lane_q = queries + (threadIdx.x >> 5) * (STRIPS * 16 * PITCH_QK) + lane_of_rows(PITCH_QK);
 #pragma unroll
-        for (int n = 0; n < STRIPS * STEPS_QK; n++) {
-            load_a<DTYPE>(held[QUERIES_HELD ? n / STEPS_QK : 0][QUERIES_HELD ? n % STEPS_QK : 0],
-                          lane_q + n / STEPS_QK * 16 * PITCH_QK + n % STEPS_QK * STEP_BYTES);
+        for (int n = 0; n < STRIPS * QUERIES_HELD; n++) {
+            const int strip = n / (QUERIES_HELD ? QUERIES_HELD : 1), step = n % (QUERIES_HELD ? QUERIES_HELD : 1);
+            load_a<DTYPE>(held[strip][step], lane_q + strip * 16 * PITCH_QK + step * STEP_BYTES);
         }
     }
 #pragma unroll 1
     for (int n = 0;; n++) {
         score_tile s;
         float minus[STRIPS][2], factor;
-        const int stage = n % STAGES;
-        copies_wait<STAGES == 1 ? 1 : STAGES - 2>();
-        __syncthreads();
+        const int stage = n % STAGES, parity = n / STAGES & 1;
+        if (!FREE_RUNNING) {
+            copies_wait<STAGES == 1 ? 1 : STAGES - 2>();
+            __syncthreads();
+        }
         if (block_of_walk(tile.walk, n).count <= 0) {
             break;
         }
-        if (STAGES > 1) {
-            const key_block next = block_of_walk(tile.walk, n + ahead);
-            if (next.count > 0) {
-                copy_keys(p, tile, next, keys + (n + ahead) % STAGES * BYTES_K);
-                copy_values(p, tile, next, values + (n + ahead) % STAGES * BYTES_V);
-            }
-            copies_commit();
-        }
         if (WALKED && threadIdx.x == 0) {
             walk_next(p, tile.view, tile.walk, n + ahead + 1);
+        }
+        if (FREE_RUNNING) {
+            barrier_wait(keys_landed(tile, stage), parity);
         }
         int thread = thread_index_again();
         multiply_keys(s, held, queries + (thread >> 5) * (STRIPS * 16 * PITCH_QK) + lane_of_rows(PITCH_QK, thread & 31),
@@ -602,15 +726,22 @@ INLINE bool run_tile(const attn__params &p, tile_work &tile, uint32_t queries) {
             copies_commit();
         }
         settle_scores(p, tile, block_of_walk(tile.walk, n), w, s, minus, factor);
-        if (STAGES == 1) {
+        block_feed feed = {};
+        if (STAGES > 1) {
+            feed = start_feed(p, tile, n + ahead, keys, values);
+        } else {
             copies_wait<1>();
             __syncthreads();
         }
+        if (FREE_RUNNING) {
+            barrier_wait(values_landed(tile, stage), parity);
+        }
         if (tile.mode) {
+            __syncthreads();
             patch_values(values + stage * BYTES_V, tile.mode);
             __syncthreads();
         }
-        multiply_values(w, s, minus, factor, HAS_DROPOUT,
+        multiply_values(p, tile, feed, w, s, minus, factor, HAS_DROPOUT,
                         values + stage * BYTES_V + lane_of_summed_rows<DTYPE>(PITCH_V, thread_index_again() & 31));
         if (STAGES == 1) {
             __syncthreads();
@@ -618,11 +749,34 @@ INLINE bool run_tile(const attn__params &p, tile_work &tile, uint32_t queries) {
             if (next.count > 0) {
                 copy_values(p, tile, next, values);
             }
+        }
+        if (FREE_RUNNING) {
+            if (feed.block.count > 0) {
+                announce(values_landed(tile, (n + ahead) % STAGES), !feed.on);
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) {
+                barrier_arrive(stage_free(tile, stage));
+            }
+        } else {
             copies_commit();
         }
     }
     copies_wait<0>();
-    return finish_rows(p, tile, w);
+    return finish_rows(p, tile, w, memory);
+}
+
+INLINE void start_barriers(tile_work &tile, bool again) {
+    for (int stage = 0; FREE_RUNNING && stage < STAGES; stage++) {
+        if (again) {
+            barrier_end(keys_landed(tile, stage));
+            barrier_end(values_landed(tile, stage));
+            barrier_end(stage_free(tile, stage));
+        }
+        barrier_init(keys_landed(tile, stage), THREADS);
+        barrier_init(values_landed(tile, stage), THREADS);
+        barrier_init(stage_free(tile, stage), WARPS);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ATTN_KERNEL(const __grid_constant__ attn__params p) {
@@ -631,15 +785,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ATTN_KERNEL(const 
     if (p.status && *p.status) {
         return;
     }
-    if (threadIdx.x == 0) {
-        find_tile(p, p.first_tile + blockIdx.x, tile);
-        tile.mode = 0;
-    }
+    bool again = false;
     do {
-        __syncthreads();
-        if (threadIdx.x == 0 && tile.exists) {
-            walk_start(p, tile.view, tile.walk, STAGES > 1 ? STAGES : 2);
+        if (threadIdx.x == 0) {
+            if (!again) {
+                find_tile(p, p.first_tile + blockIdx.x, tile);
+                tile.mode = 0;
+            }
+            if (tile.exists) {
+                walk_start(p, tile.view, tile.walk, STAGES > 1 ? STAGES : 2);
+                start_barriers(tile, again);
+            }
         }
         __syncthreads();
-    } while (tile.exists && run_tile(p, tile, shared_address(memory)));
+        again = tile.exists && run_tile(p, tile, memory);
+        __syncthreads();
+    } while (again);
 }

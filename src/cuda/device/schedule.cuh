@@ -23,8 +23,12 @@ typedef struct tile_place {
     bool exists;
 } tile_place;
 
+/* a / b of numbers that are not negative; 64-bit division costs several times as much. */
+INLINE int64_t quotient(int64_t a, int64_t b) {
+    return ((a | b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
+}
 INLINE int64_t blocks_of(int64_t rows, int tokens) {
-    return (rows + tokens - 1) / tokens;
+    return quotient(rows + tokens - 1, tokens);
 }
 
 /* Do sequences have buffers of their own? Else all rows are one buffer's. */
@@ -85,18 +89,18 @@ INLINE bool packed_block(const attn__params &p, int64_t n, int tokens, tile_plac
 INLINE tile_place place_tile(const attn__params &p, int64_t index, int columns, int shared_columns, int inner,
                              int tokens, int bytes) {
     tile_place place;
-    int64_t at = index / inner;
+    int64_t at = inner == 1 ? index : quotient(index, inner);
     place.inner = (int)(index - at * inner);
-    int64_t fit = SECTION_BYTES / larger(1, (int64_t)p.side_kv.tokens * bytes);
+    int64_t fit = quotient(SECTION_BYTES, larger(1, (int64_t)p.side_kv.tokens * bytes));
     int64_t section = shared_columns * larger(1, fit);
     int64_t lines = ROWS_Q == DENSE ? (int64_t)p.batch * columns : columns;
     int64_t blocks = ROWS_Q == DENSE ? blocks_of(p.side_q.tokens, tokens) : query_blocks(p, tokens);
     section = smaller(section, lines);
-    int64_t begin = at / (section * blocks) * section;
+    int64_t begin = quotient(at, section * blocks) * section;
     int64_t width = smaller(section, lines - begin), rest = at - begin * blocks;
-    int64_t block = rest / width, line = begin + rest - block * width;
+    int64_t block = quotient(rest, width), line = begin + rest - block * width;
     if (ROWS_Q == DENSE) {
-        int64_t s = line / columns;
+        int64_t s = quotient(line, columns);
         place.run = side_run<ROWS_Q, USED_Q>(p.side_q, (int)s);
         place.first = (int)((blocks - 1 - block) * tokens);
         place.column = (int)(line - s * columns);
