@@ -3,6 +3,7 @@
  *
  *   DELTA    lse and delta of every row, zeroed sums of dQ          one block a slot of query rows and head
  *   KEYS     dK and dV; adds its part of dQ to float32 sums         one a tile of keys and kv head
+ *   PARTS    where a group's query heads were shared out: their dK and dV are added up
  *   SUMS     the sums become dQ                                     as DELTA
  *   QUERIES  instead of the sums where bits must not depend on the order of additions: dQ of a tile of queries
  *   DSINK, CLEAR_DBIAS
@@ -12,12 +13,15 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 
-enum { DELTA, KEYS, QUERIES, SUMS, DSINK, CLEAR_DBIAS };
+enum { DELTA, KEYS, PARTS, QUERIES, SUMS, DSINK, CLEAR_DBIAS };
 
 /* As in backward_sums.cu. */
-enum { WORK_SUMS_TO_DQ, WORK_SUM_DSINK, WORK_CLEAR_DBIAS };
+enum { WORK_SUMS_TO_DQ, WORK_SUM_DSINK, WORK_CLEAR_DBIAS, WORK_SUM_PARTS };
 #define SMALL_THREADS  256
 #define CLEARED_A_TILE 1024
+
+/* With fewer tiles than processors times this some processors idle for long, since tiles differ in length. */
+#define TILES_A_PROCESSOR 1.5
 
 /* Tiles, best first: the first that fits the GPU's shared memory is taken. `widest`: head size up to which the sums fit
  * the registers. See gradient_tile.cuh for warps_y and dq_warps_m. */
@@ -28,7 +32,7 @@ typedef struct tile_row {
 static const tile_row tile_rows[] = {
     {2, 64, 128, 128, 8, 2, 2, 4}, {2, 64, 64, 64, 4, 2, 2, 2},   {2, 64, 64, 64, 4, 2, 1, 2},
     {2, 128, 64, 128, 8, 2, 2, 2}, {2, 128, 64, 128, 8, 2, 1, 2}, {2, 128, 64, 64, 4, 2, 1, 2},
-    {2, 128, 32, 64, 4, 2, 1, 2},  {2, 256, 64, 64, 8, 4, 2, 2},  {2, 256, 64, 64, 8, 4, 1, 2},
+    {2, 128, 32, 32, 4, 2, 1, 2},  {2, 256, 64, 64, 8, 4, 2, 2},  {2, 256, 64, 64, 8, 4, 1, 2},
     {2, 192, 32, 64, 8, 2, 1, 2},  {2, 256, 32, 32, 4, 2, 1, 2},  {4, 64, 64, 64, 4, 2, 2, 2},
     {4, 64, 32, 64, 4, 2, 1, 2},   {4, 128, 32, 64, 4, 2, 2, 2},  {4, 128, 32, 32, 4, 2, 1, 2},
     {4, 256, 32, 32, 4, 2, 1, 2},
@@ -38,7 +42,12 @@ typedef struct tiling {
     tile_row row;
     int64_t width_qk, width_v;
     size_t shared_keys, shared_queries;
+    int64_t parts; /* of the query heads of a kv head */
 } tiling;
+
+static bool deterministic(const attn_problem *p) {
+    return (p->flags & ATTN_DETERMINISTIC) != 0;
+}
 
 static int64_t round_up(int64_t a, int64_t b) {
     return (a + b - 1) / b * b;
@@ -49,14 +58,18 @@ static size_t pitch_of(int64_t width, int size) {
     return (size_t)(width * size) + 16;
 }
 
+/* As in gradient_tile.cuh. */
+#define TILE_RECORD 128
+
 /* AT_END of gradient_tile.cuh. */
-static size_t shared_of(const tiling *t, bool keys) {
+static size_t shared_of(const tiling *t, bool keys, bool with_dq) {
     const tile_row *r = &t->row;
     size_t x = (size_t)(keys ? r->tile_kv : r->tile_q), y = (size_t)(keys ? r->tile_q : r->tile_kv);
     size_t rows = x + (size_t)r->stages * y;
-    size_t scores = x * pitch_of((int64_t)y, r->element_size) * (keys && r->warps_y > 1 ? 2 : 1);
+    size_t scores = x * pitch_of((int64_t)y, r->element_size) * (keys ? (with_dq ? 3 : 2) : 1);
     size_t stats = keys ? (size_t)r->stages * 2 * (size_t)r->tile_q * sizeof(float) : 0;
-    return rows * (pitch_of(t->width_qk, r->element_size) + pitch_of(t->width_v, r->element_size)) + scores + stats;
+    return rows * (pitch_of(t->width_qk, r->element_size) + pitch_of(t->width_v, r->element_size)) + scores + stats +
+           TILE_RECORD;
 }
 
 static bool wishes_met(const attn_hints *hints, const tile_row *r) {
@@ -75,8 +88,8 @@ static bool choose_tiling(const attn_plan *plan, bool wishes, tiling *t) {
         while (t->width_qk % (16 * (t->row.warps / t->row.dq_warps_m))) {
             t->row.dq_warps_m *= 2;
         }
-        t->shared_keys = shared_of(t, true);
-        t->shared_queries = shared_of(t, false);
+        t->shared_keys = shared_of(t, true, !deterministic(p));
+        t->shared_queries = shared_of(t, false, false);
         size_t most = t->shared_keys > t->shared_queries ? t->shared_keys : t->shared_queries;
         if (t->row.element_size == (int)attn_dtype_size(p->q.dtype) && dim <= t->row.widest &&
             t->row.tile_q >= 16 * t->row.dq_warps_m && most <= (size_t)plan->gpu->shared_block &&
@@ -88,10 +101,6 @@ static bool choose_tiling(const attn_plan *plan, bool wishes, tiling *t) {
 }
 
 /* --- Kernels --- */
-
-static bool deterministic(const attn_problem *p) {
-    return (p->flags & ATTN_DETERMINISTIC) != 0;
-}
 
 static attn__kernel *start(attn_plan *plan, const tiling *t, int role, const char *source, const char *stem) {
     attn__kernel *kernel = attn__kernel_start(plan, role, source, stem);
@@ -110,6 +119,7 @@ static void set_tile(attn__kernel *kernel, const attn_problem *p, const tiling *
     attn__kernel_set(kernel, "DQ_WARPS_M", t->row.dq_warps_m);
     attn__kernel_set(kernel, "PASS_KEYS", keys);
     attn__kernel_set(kernel, "WITH_DQ", keys && !deterministic(p));
+    attn__kernel_set(kernel, "SPLIT", keys && t->parts > 1);
 }
 
 static void add_product(attn_plan *plan, const tiling *t, bool keys) {
@@ -135,6 +145,9 @@ static void add_kernels(attn_plan *plan, const tiling *t) {
         add_small(plan, t, CLEAR_DBIAS, WORK_CLEAR_DBIAS, "clear_dbias");
     }
     add_product(plan, t, true);
+    if (t->parts > 1) {
+        add_small(plan, t, PARTS, WORK_SUM_PARTS, "dkv");
+    }
     if (deterministic(p)) {
         add_product(plan, t, false);
     } else {
@@ -165,6 +178,19 @@ static size_t bytes_of(int64_t heads, int64_t slots, int64_t each) {
     return over ? SIZE_MAX : product;
 }
 
+/* Where there are too few tiles of keys for the processors, each takes a part of the query heads. */
+static int64_t parts_of(const attn_plan *plan, const tiling *t) {
+    const attn_problem *p = &plan->problem;
+    int64_t group = p->heads_kv ? p->heads_q / p->heads_kv : 1, parts = 1;
+    int64_t tiles = p->heads_kv * slots_of(p, false, p->segments_kv, t->row.tile_kv);
+    while ((double)(tiles * parts) < TILES_A_PROCESSOR * plan->gpu->processors && parts < group) {
+        do {
+            parts++;
+        } while (group % parts);
+    }
+    return parts;
+}
+
 /* Sums over broadcast axes are added in whatever order they come. */
 static bool dbias_depends_on_order(const attn_problem *p) {
     const int64_t *stride = p->dbias.stride;
@@ -186,16 +212,21 @@ attn_status attn__mma_prepare_backward(attn_plan *plan, attn_error *error) {
                           (long long)p->dim_qk, (long long)p->dim_v, (long long)plan->gpu->shared_block);
     }
     int64_t slots = slots_of(p, true, p->segments_q, t.row.tile_q);
+    t.parts = parts_of(plan, &t);
     choice->tensor_cores = true;
     choice->tile_q = t.row.tile_q;
     choice->tile_kv = t.row.tile_kv;
     choice->stages = t.row.stages;
     choice->warps = t.row.warps;
     choice->group = 1;
-    choice->splits = 1;
+    choice->splits = t.parts;
     choice->extra = attn__span_take(&plan->workspace, bytes_of(p->heads_q, slots, 2 * t.row.tile_q + 1));
     if (!deterministic(p)) {
         choice->dq = attn__span_take(&plan->workspace, bytes_of(p->heads_q, slots, t.row.tile_q * t.width_qk));
+    }
+    if (t.parts > 1) {
+        int64_t rows = t.parts * slots_of(p, false, p->segments_kv, t.row.tile_kv) * t.row.tile_kv;
+        choice->partial_o = attn__span_take(&plan->workspace, bytes_of(p->heads_kv, rows, p->dim_qk + p->dim_v));
     }
     add_kernels(plan, &t);
     return attn__succeed(error);
@@ -221,7 +252,10 @@ attn_status attn__mma_run_backward(attn__cuda_run *run) {
         status = clear_dbias(run);
     }
     if (!status && pairs) {
-        status = attn__cuda_launch(run, KEYS, keys);
+        status = attn__cuda_launch(run, KEYS, keys * choice->splits);
+    }
+    if (!status && choice->splits > 1 && (args->dk || args->dv)) {
+        status = attn__cuda_launch(run, PARTS, keys);
     }
     if (!status && args->dq) {
         status = attn__cuda_launch(run, deterministic(p) ? QUERIES : SUMS, queries);

@@ -6,19 +6,20 @@
  * delta.cu has run before (row scratch, zeroed sums); backward_sums.cu turns the sums into dQ afterwards. dQ and dK
  * take the scale at the very end.
  *
- * A step: y block t is in shared memory, t + 1 begins to arrive in the other stage; S and dP; P and dS in registers;
- * both to shared memory for the other warps; a barrier; the products that follow. */
+ * A step: a barrier; y block t is in shared memory, t + 1 begins to arrive in the other stage; S and dP; P and dS in
+ * registers; both to shared memory; once the warps that share rows of x have done so, dV and dK. dQ needs dS of all
+ * warps: it is made one step later, behind the next barrier, so dS lies in two buffers in turn. */
 #include "careful.cuh"
-#include "gradient_walk.cuh"
 
-/* Rows [row, row + count) of a head to a tile of `rows` rows, `width` columns, with zeros where there is nothing;
- * narrowed one by one where the tensor is of another type than the products. Does not wait. */
+/* `count` rows from element offset `at` on to a tile of `rows` rows, `width` columns, with zeros where there is
+ * nothing; narrowed one by one where the tensor is of another type than the products. Does not wait. */
 template <int dtype, int dim, int width, int rows>
-INLINE void copy_side(const attn__params &p, uint32_t to, const attn__tensor_ref &t, unsigned aligned, int s, int head,
-                      int64_t row, int count) {
+INLINE void copy_side(const attn__params &p, uint32_t to, const attn__tensor_ref &t, unsigned aligned, int64_t at,
+                      int count) {
     typedef element_t<dtype> element;
     const int pitch = TILE_PITCH(width, SIZE), units = width * SIZE / 16, each = 16 / SIZE;
-    const element *from = (const element *)t.data + row_offset(t, s, head, row);
+    const int at_once = THREADS / units; /* rows, where they come out even */
+    const element *from = (const element *)t.data + at;
     to += shared_address(shared_memory());
     if constexpr (dtype != DTYPE) {
         for (int n = (int)threadIdx.x; n < rows * width; n += THREADS) {
@@ -26,23 +27,40 @@ INLINE void copy_side(const attn__params &p, uint32_t to, const attn__tensor_ref
             float x = r < count && column < dim ? widen<dtype>(from[r * t.stride[2] + column * t.stride[3]]) : 0.0f;
             store_shared<DTYPE>(to + r * pitch + column * SIZE, x);
         }
-    } else if (p.aligned & aligned) {
-#pragma unroll
-        for (int n = 0; n < (rows * units + THREADS - 1) / THREADS; n++) {
-            int unit = n * THREADS + (int)threadIdx.x, r = unit / units, column = unit % units;
-            if (rows * units % THREADS == 0 || r < rows) {
-                bool there = r < count && column * each < dim; /* aligned rows hold whole units */
-                copy_16<dtype>(to + r * pitch + column * 16, from + (there ? r * t.stride[2] + column * each : 0),
-                               there ? 16 : 0);
-            }
-        }
-    } else {
+    } else if (!(p.aligned & aligned)) {
 #pragma unroll 1
         for (int unit = (int)threadIdx.x; unit < rows * units; unit += THREADS) {
             int r = unit / units, column = unit % units * each;
             store_shared_16(to + r * pitch + column * SIZE,
                             gather_16<dtype>(from + r * t.stride[2] + column * t.stride[3], t.stride[3],
                                              r < count ? dim - column : 0));
+        }
+    } else if constexpr (THREADS % units == 0 && rows % at_once == 0) {
+        const int thread = thread_index_again(), r = thread / units, column = thread % units;
+        from += r * t.stride[2] + column * each;
+        to += r * pitch + column * 16;
+        if (count >= rows && width == dim) {
+#pragma unroll
+            for (int n = 0; n < rows / at_once; n++) {
+                copy_whole_16(to + n * at_once * pitch, from);
+                from += at_once * t.stride[2];
+            }
+        } else {
+            count = column * each < dim ? count - r : 0; /* aligned rows hold whole units */
+#pragma unroll
+            for (int n = 0; n < rows / at_once; n++) {
+                copy_16<dtype>(to + n * at_once * pitch, from, n * at_once < count ? 16 : 0);
+                from += at_once * t.stride[2];
+            }
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < (rows * units + THREADS - 1) / THREADS; n++) {
+            const int unit = n * THREADS + (int)threadIdx.x, r = unit / units, column = unit % units;
+            if (rows * units % THREADS == 0 || r < rows) {
+                copy_16<dtype>(to + r * pitch + column * 16, from + r * t.stride[2] + column * each,
+                               r < count && column * each < dim ? 16 : 0);
+            }
         }
     }
 }
@@ -51,49 +69,55 @@ INLINE void copy_side(const attn__params &p, uint32_t to, const attn__tensor_ref
 template <bool queries, int rows>
 INLINE void copy_pair(const attn__params &p, uint32_t to1, uint32_t to2, int s, int head, int64_t row, int count) {
     if constexpr (queries) {
-        copy_side<DTYPE, DIM_QK, WIDTH_QK, rows>(p, to1, p.q, ATTN__ALIGNED_Q, s, head, row, count);
-        copy_side<DOUT_DTYPE, DIM_V, WIDTH_V, rows>(p, to2, p.dout, ATTN__ALIGNED_DOUT, s, head, row, count);
+        copy_side<DTYPE, DIM_QK, WIDTH_QK, rows>(p, to1, p.q, ATTN__ALIGNED_Q, row_offset(p.q, s, head, row), count);
+        copy_side<DOUT_DTYPE, DIM_V, WIDTH_V, rows>(p, to2, p.dout, ATTN__ALIGNED_DOUT,
+                                                    row_offset(p.dout, s, head, row), count);
     } else {
-        const int head_kv = PASS_KEYS ? head : head / p.group;
-        copy_side<DTYPE, DIM_QK, WIDTH_QK, rows>(p, to1, p.k, ATTN__ALIGNED_K, s, head_kv, row, count);
-        copy_side<DTYPE, DIM_V, WIDTH_V, rows>(p, to2, p.v, ATTN__ALIGNED_V, s, head_kv, row, count);
+        copy_side<DTYPE, DIM_QK, WIDTH_QK, rows>(p, to1, p.k, ATTN__ALIGNED_K, row_offset(p.k, s, head, row), count);
+        copy_side<DTYPE, DIM_V, WIDTH_V, rows>(p, to2, p.v, ATTN__ALIGNED_V, row_offset(p.v, s, head, row), count);
     }
 }
 
 /* Brings the walk's block, and its queries' lse and delta, to a stage. */
-INLINE void copy_block(const attn__params &p, const row_scratch &scratch, const tile_place &tile, const walk &w,
-                       int stage) {
-    int done = w.block * TILE_Y, left = w.rows - done;
-    copy_pair<PASS_KEYS, TILE_Y>(p, AT_Y1 + stage * TILE_Y * PITCH_QK, AT_Y2 + stage * TILE_Y * PITCH_V, tile.sequence,
-                                 w.head, w.first + done, left < TILE_Y ? left : TILE_Y);
-    if (PASS_KEYS && threadIdx.x < 2 * TILE_Q / 4) {
-        int n = threadIdx.x % (TILE_Q / 4) * 4;
-        const float *from = threadIdx.x < TILE_Q / 4 ? scratch.lse : scratch.delta;
-        from += (w.head * scratch.slots + w.slot + w.block) * TILE_Q + n;
-        copy_16<F32>(shared_address(shared_memory()) + AT_STATS + stage * 2 * TILE_Q * 4 + threadIdx.x * 16, from, 16);
+INLINE void copy_block(const attn__params &p, const tile_place &tile, const walk &w, int stage) {
+    const run_span &span = span_of(tile, w);
+    const int done = w.block * TILE_Y;
+    const int64_t row = span.first + done;
+    const uint32_t to1 = AT_Y1 + stage * TILE_Y * PITCH_QK, to2 = AT_Y2 + stage * TILE_Y * PITCH_V;
+    if constexpr (PASS_KEYS) {
+        copy_pair<true, TILE_Y>(p, to1, to2, tile.sequence, w.head, row, span.rows - done);
+        if (threadIdx.x < 2 * TILE_Q / 4) {
+            const float *from = (const float *)p.extra + (int64_t)walk_slot(p, tile, w) * (2 * TILE_Q);
+            copy_16<F32>(shared_address(shared_memory()) + AT_STATS + stage * 2 * TILE_Q * 4 + threadIdx.x * 16,
+                         from + threadIdx.x * 4, 16);
+        }
+    } else {
+        copy_pair<false, TILE_Y>(p, to1, to2, tile.sequence, w.head / p.group, row, span.rows - done);
     }
     copies_commit();
 }
 
-/* Rows x of a sum to their tensor; rows past `rows` but inside the slot get zeros. */
+/* Rows x of a sum to their tensor, row 0 of the tile at element offset `at`; rows past `rows` but inside the slot get
+ * zeros. */
 template <int dtype, int dim, int columns>
-INLINE void store_rows(const attn__params &p, const attn__tensor_ref &t, bool aligned, int s, int head, int64_t row,
-                       int rows, int slot, float scale, const float (&sums)[X_BLOCKS][columns / 8][4]) {
+INLINE void store_rows(const attn__tensor_ref &t, bool aligned, bool accumulate, int64_t at, int rows, int slot,
+                       float scale, const float (&sums)[X_BLOCKS][columns / 8][4]) {
     typedef element_t<dtype> element;
-    const int first = warp_y() * columns + (lane_index() & 3) * 2;
+    const place here = place_again();
+    const int first = here.y * columns + (here.lane & 3) * 2;
 #pragma unroll
     for (int n = 0; n < X_BLOCKS * 2; n++) {
-        int x = x_at(n);
-        if (x >= (p.accumulate ? rows : slot)) {
+        int x = x_at(here, n);
+        if (x >= (accumulate ? rows : slot)) {
             continue;
         }
-        element *to = (element *)t.data + row_offset(t, s, head, row + x);
+        element *to = (element *)t.data + at + x * t.stride[2];
 #pragma unroll
         for (int c = 0; c < columns / 8; c++) {
             int column = first + c * 8;
             float low = x < rows ? sums[n >> 1][c][(n & 1) * 2] * scale : 0.0f;
             float high = x < rows ? sums[n >> 1][c][(n & 1) * 2 + 1] * scale : 0.0f;
-            if (aligned && !p.accumulate && column + 1 < dim) {
+            if (aligned && !accumulate && column + 1 < dim) {
                 if constexpr (dtype == F32) {
                     *(float2 *)(to + column) = make_float2(low, high);
                 } else {
@@ -104,8 +128,8 @@ INLINE void store_rows(const attn__params &p, const attn__tensor_ref &t, bool al
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 if (column + e < dim) {
-                    element *at = to + (column + e) * t.stride[3];
-                    *at = narrow<dtype>((e ? high : low) + (p.accumulate ? widen<dtype>(*at) : 0.0f));
+                    element *one = to + (column + e) * t.stride[3];
+                    *one = narrow<dtype>((e ? high : low) + (accumulate ? widen<dtype>(*one) : 0.0f));
                 }
             }
         }
@@ -117,120 +141,188 @@ typedef struct tile_sums {
     float second[X_BLOCKS][SLICE_V / 8][4]; /* dV */
 } tile_sums;
 
-/* What follows P and dS, pair by pair. Overwrites dS in shared memory with P. */
-INLINE void finish_carefully(const attn__params &p, const step_state &step, const float *lse,
-                             const warp_factor &p_factor, const warp_factor &ds_factor, int y1, int y2, float *dq_slot,
-                             tile_sums &sums) {
-    const uint32_t own =
-        shared_address(shared_memory()) + AT_DS + warp_x() * WARP_X * PITCH_S + warp_y() * WARP_Y * SIZE;
-    store_factor(ds_factor, own);
-    __syncthreads();
-    add_carefully<SLICE_QK>(p, step, lse, sums.first, shared_memory(), AT_DS, y1, PITCH_QK);
-    if constexpr (PASS_KEYS) {
-        if (WITH_DQ && dq_slot) {
-            dq_sums dq;
-            product_dq_carefully(p, step, lse, dq, shared_memory(), AT_DS, AT_X1);
-            add_dq(dq, dq_slot);
-        }
-        __syncthreads();
-        store_factor(p_factor, own);
-        __syncthreads();
-        add_carefully<SLICE_V>(p, step, lse, sums.second, shared_memory(), AT_DS, y2, PITCH_V);
+/* dQ of the last step, from the buffer of dS with that number. */
+#define NO_SLOT 0xffffffffu
+INLINE void finish_dq(const attn__params &p, const place &at, uint32_t slot, int buffer) {
+    if (WITH_DQ && slot != NO_SLOT) {
+        const uint32_t shared = shared_address(shared_memory());
+        dq_sums dq;
+        product_dq(at, dq, shared + AT_DS + buffer * TILE_X * PITCH_S, shared + AT_X1);
+        add_dq(at, dq, p.dq_sum + (int64_t)slot * DQ_TILE);
     }
 }
 
-INLINE void one_step(const attn__params &p, const step_state &step, bool masked, int stage, const float *lse_rows,
-                     const float (&lse)[QUERIES], const float (&delta)[QUERIES], float *dq_slot, tile_sums &sums) {
-    const uint32_t shared = shared_address(shared_memory());
+/* What follows P and dS, pair by pair. */
+INLINE void finish_carefully(const attn__params &p, const walk &now, const place &at, const float *lse, int stage,
+                             int ds, tile_sums &sums) {
+    const step_state step = step_of(now);
     const int y1 = AT_Y1 + stage * TILE_Y * PITCH_QK, y2 = AT_Y2 + stage * TILE_Y * PITCH_V;
+    add_carefully<SLICE_QK>(p, step, at, lse, sums.first, shared_memory(), ds, y1, PITCH_QK);
+    if constexpr (PASS_KEYS) {
+        add_carefully<SLICE_V>(p, step, at, lse, sums.second, shared_memory(), AT_P, y2, PITCH_V);
+        if (WITH_DQ && p.dq.data) {
+            dq_sums dq;
+            product_dq_carefully(p, step, at, lse, dq, shared_memory(), ds, AT_X1);
+            add_dq(at, dq, p.dq_sum + (int64_t)walk_slot(p, tile_here(), now) * DQ_TILE);
+        }
+    }
+}
+
+/* The warps that share rows of x have each written their part of P and dS. */
+INLINE void wait_for_partners(const place &at) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + at.x), "n"(32 * WARPS_Y) : "memory");
+}
+
+/* Half of the warps make the last step's dQ first, the others after P and dS: so that the scores of one half are worked
+ * out while the tensor cores are busy with the other. `late`: slot of the last step, whose dS lies in the other buffer
+ * than this step's; returns this step's. parity: of the step; its buffer of dS and, of two, its stage. */
+INLINE uint32_t one_step(const attn__params &p, const walk &now, bool masked, int parity, const row_stats &stats,
+                         uint32_t late, tile_sums &sums) {
+    const uint32_t shared = shared_address(shared_memory());
+    const int stage = STAGES > 1 ? parity : 0, buffer = DS_BUFFERS > 1 ? parity : 0;
+    const uint32_t y1 = shared + AT_Y1 + stage * TILE_Y * PITCH_QK, y2 = shared + AT_Y2 + stage * TILE_Y * PITCH_V;
+    const int ds = AT_DS + buffer * TILE_X * PITCH_S;
+    const place at = place_again();
+    const uint32_t own = at.x * WARP_X * PITCH_S + at.y * WARP_Y * SIZE;
     warp_factor p_factor, ds_factor;
+    const keep_bits kept = HAS_DROPOUT ? keep_draw(p, step_of(now), at) : 0;
     bool wild = false;
+    if (at.warp < WARPS / 2) {
+        finish_dq(p, at, late, buffer ^ 1);
+    }
     {
         warp_scores scores, gradients;
-        product_rows<WIDTH_QK / STEP>(scores, shared + AT_X1 + warp_x() * WARP_X * PITCH_QK,
-                                      shared + y1 + warp_y() * WARP_Y * PITCH_QK, PITCH_QK);
-        product_rows<WIDTH_V / STEP>(gradients, shared + AT_X2 + warp_x() * WARP_X * PITCH_V,
-                                     shared + y2 + warp_y() * WARP_Y * PITCH_V, PITCH_V);
+        product_rows<WIDTH_QK / STEP>(at, scores, shared + AT_X1 + at.x * WARP_X * PITCH_QK,
+                                      y1 + at.y * WARP_Y * PITCH_QK, PITCH_QK);
+        product_rows<WIDTH_V / STEP>(at, gradients, shared + AT_X2 + at.x * WARP_X * PITCH_V,
+                                     y2 + at.y * WARP_Y * PITCH_V, PITCH_V);
         if (masked) {
-            wild = gradients_of<true>(p, step, lse, delta, scores, gradients);
+            wild = gradients_of<true>(p, now, at, stats, kept, scores, gradients);
         } else if (!ALWAYS_MASKED) {
-            gradients_of<false>(p, step, lse, delta, scores, gradients);
+            gradients_of<false>(p, now, at, stats, kept, scores, gradients);
         }
         if (PASS_KEYS) {
             narrow_scores(p_factor, scores);
+            store_factor(at, p_factor, shared + AT_P + own);
         }
         narrow_scores(ds_factor, gradients);
+        store_factor(at, ds_factor, shared + ds + own);
     }
-    const uint32_t own = warp_x() * WARP_X * PITCH_S + warp_y() * WARP_Y * SIZE;
-    if (WARPS_Y > 1 || WITH_DQ) {
-        store_factor(ds_factor, shared + AT_DS + own);
-    }
-    if (WARPS_Y > 1 && PASS_KEYS) {
-        store_factor(p_factor, shared + AT_P + own);
+    if (at.warp >= WARPS / 2) {
+        finish_dq(p, at, late, buffer ^ 1);
     }
     if (masked && __syncthreads_or(wild)) {
-        finish_carefully(p, step, lse_rows, p_factor, ds_factor, y1, y2, dq_slot, sums);
-        return;
+        finish_carefully(p, now, at, stats.rows, stage, ds, sums);
+        return NO_SLOT;
     }
     if constexpr (PASS_KEYS) {
-        add_own<SLICE_V>(sums.second, p_factor, shared + y2, PITCH_V);
+        add_own<SLICE_V>(at, sums.second, p_factor, y2, PITCH_V);
     }
-    add_own<SLICE_QK>(sums.first, ds_factor, shared + y1, PITCH_QK);
-    if ((WARPS_Y > 1 || WITH_DQ) && !masked) {
-        __syncthreads();
-    }
+    add_own<SLICE_QK>(at, sums.first, ds_factor, y1, PITCH_QK);
+    wait_for_partners(at);
     if constexpr (PASS_KEYS) {
-        if (WITH_DQ && dq_slot) {
-            dq_sums dq;
-            product_dq(dq, shared + AT_DS, shared + AT_X1);
-            add_dq(dq, dq_slot);
-        }
-        add_others<SLICE_V>(sums.second, shared + AT_P, shared + y2, PITCH_V);
+        add_others<SLICE_V>(at, sums.second, shared + AT_P, y2, PITCH_V);
     }
-    add_others<SLICE_QK>(sums.first, shared + AT_DS, shared + y1, PITCH_QK);
+    add_others<SLICE_QK>(at, sums.first, shared + ds, y1, PITCH_QK);
+    return WITH_DQ && p.dq.data ? walk_slot(p, tile_here(), now) : NO_SLOT;
 }
 
-/* The tile of this block of threads; false if it is empty. */
-INLINE bool tile_find(const attn__params &p, int64_t number, int *run, int *block, int *head) {
+#define SECTION_BYTES (32 << 20)
+
+/* Sequences and heads whose tiles are handed out together, those with most to do first: few enough that what their
+ * blocks stream (q, dout, and the sums of dq) stays near, enough that long and short tiles even out under a causal
+ * band. */
+INLINE int64_t section_pairs(const attn__params &p) {
+    const int64_t row = (PASS_KEYS ? WIDTH_QK * 4 : 0) + (WIDTH_QK + WIDTH_V) * SIZE;
+    const int64_t bytes = row * (PASS_KEYS ? p.side_q.tokens : p.side_kv.tokens);
+    return larger(1, SECTION_BYTES / larger(1, bytes));
+}
+
+/* The tile of this block of threads; false if it is empty. The query heads of a kv head may be shared out to
+ * p.splits blocks of threads. */
+INLINE bool tile_find(const attn__params &p, int64_t number, int *run, int *block, int *head, int *part) {
     const int heads = PASS_KEYS ? p.heads_kv : p.heads_q;
-    *head = (int)(number % heads);
-    number /= heads;
-    if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) { /* the tiles with most to do come first */
-        *run = (int)(number % p.batch);
-        *block = (int)(number / p.batch);
+    *part = 0;
+    if (SPLIT) {
+        *part = (int)(number % p.splits);
+        number /= p.splits;
+    }
+    if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) {
+        const int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
+        const int64_t pairs = (int64_t)p.batch * heads, section = smaller(pairs, section_pairs(p));
+        const int64_t first = number / (section * blocks) * section, wide = smaller(section, pairs - first);
+        number -= first * blocks;
+        *block = (int)(number / wide);
+        *head = (int)((first + number % wide) % heads);
+        *run = (int)((first + number % wide) / heads);
         if (!PASS_KEYS) {
-            *block = (int)blocks_of(p.side_q.tokens, TILE_Q) - 1 - *block;
+            *block = (int)blocks - 1 - *block;
         }
         return true;
     }
+    *head = (int)(number % heads);
+    number /= heads;
     return PASS_KEYS ? slot_find<ROWS_KV>(p.side_kv, p.batch, number, TILE_KV, run, block)
                      : slot_find<ROWS_Q>(p.side_q, p.batch, number, TILE_Q, run, block);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __grid_constant__ attn__params p) {
-    if (p.status && *p.status != 0) {
-        return;
+/* Says in shared memory what this block of threads works on; false if that is nothing. By one thread. */
+INLINE bool tile_describe(const attn__params &p, tile_place &tile) {
+    if (!tile_find(p, p.first_tile + blockIdx.x, &tile.x_run, &tile.block, &tile.head, &tile.part)) {
+        return false;
     }
-    int run_number, block, head;
-    if (!tile_find(p, p.first_tile + blockIdx.x, &run_number, &block, &head)) {
-        return;
+    const rows_run run =
+        PASS_KEYS ? side_run<ROWS_KV, USED_KV>(p.side_kv, tile.x_run) : side_run<ROWS_Q, USED_Q>(p.side_q, tile.x_run);
+    const int done = tile.block * TILE_X;
+    tile.slot_rows = (int)smaller(run.slot - done, TILE_X);
+    tile.rows = (int)smaller(run.rows - done, TILE_X);
+    tile.row = run.first + done;
+    tile.sequence = run.sequence;
+    tile.shift = (int)row_shift(p, run.sequence);
+    tile.low = (int)(run.position + done + (PASS_KEYS ? 0 : tile.shift));
+    if (PASS_KEYS) {
+        const int heads = SPLIT ? p.group / p.splits : p.group;
+        tile.head_begin = tile.head * p.group + tile.part * heads;
+        tile.head_end = tile.head_begin + heads;
+        side_range<ROWS_Q>(p.side_q, run.sequence, &tile.run_begin, &tile.run_end);
+    } else {
+        tile.head_begin = tile.head;
+        tile.head_end = tile.head + 1;
+        side_range<ROWS_KV>(p.side_kv, run.sequence, &tile.run_begin, &tile.run_end);
     }
-    const rows_run x_run =
-        PASS_KEYS ? side_run<ROWS_KV, USED_KV>(p.side_kv, run_number) : side_run<ROWS_Q, USED_Q>(p.side_q, run_number);
-    const int done = block * TILE_X;
-    const int slot = (int)smaller(x_run.slot - done, TILE_X), rows = (int)smaller(x_run.rows - done, TILE_X);
-    if (slot <= 0) {
-        return;
+    if (!Y_SEGMENTS) {
+        tile.span = span_find(p, tile, tile.run_begin);
     }
-    const row_scratch scratch = row_scratch_of(p);
-    tile_place tile;
-    tile.sequence = x_run.sequence;
-    tile.head = head;
-    tile.shift = row_shift(p, x_run.sequence);
-    tile.low = x_run.position + done + (PASS_KEYS ? 0 : tile.shift);
-    tile.rows = rows;
+    return tile.slot_rows > 0;
+}
 
-    tile_sums sums;
+INLINE void store_tile(const attn__params &p, const tile_place &tile, const tile_sums &sums) {
+    if constexpr (PASS_KEYS && SPLIT) {
+        attn__tensor_ref part;
+        const int64_t slot = run_slot<ROWS_KV>(p.side_kv, tile.x_run, TILE_KV) + tile.block;
+        key_part_of(p, tile.part, tile.head, slot, 0, &part);
+        store_rows<F32, DIM_QK, SLICE_QK>(part, DIM_QK % 2 == 0, false, 0, tile.rows, tile.rows, 1.0f, sums.first);
+        key_part_of(p, tile.part, tile.head, slot, 1, &part);
+        store_rows<F32, DIM_V, SLICE_V>(part, DIM_V % 2 == 0, false, 0, tile.rows, tile.rows, 1.0f, sums.second);
+    } else if constexpr (PASS_KEYS) {
+        if (p.dk.data) {
+            store_rows<DK_DTYPE, DIM_QK, SLICE_QK>(p.dk, p.aligned & ATTN__ALIGNED_DK, p.accumulate,
+                                                   row_offset(p.dk, tile.sequence, tile.head, tile.row), tile.rows,
+                                                   tile.slot_rows, p.scale, sums.first);
+        }
+        if (p.dv.data) {
+            store_rows<DV_DTYPE, DIM_V, SLICE_V>(p.dv, p.aligned & ATTN__ALIGNED_DV, p.accumulate,
+                                                 row_offset(p.dv, tile.sequence, tile.head, tile.row), tile.rows,
+                                                 tile.slot_rows, 1.0f, sums.second);
+        }
+    } else {
+        store_rows<DQ_DTYPE, DIM_QK, SLICE_QK>(p.dq, p.aligned & ATTN__ALIGNED_DQ, p.accumulate,
+                                               row_offset(p.dq, tile.sequence, tile.head, tile.row), tile.rows,
+                                               tile.slot_rows, p.scale, sums.first);
+    }
+}
+
+INLINE void clear_sums(tile_sums &sums) {
 #pragma unroll
     for (int m = 0; m < X_BLOCKS; m++) {
 #pragma unroll
@@ -239,87 +331,73 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __gri
             for (int n = 0; n < SLICE_QK / 8; n++) {
                 sums.first[m][n][c] = 0.0f;
             }
-            if constexpr (PASS_KEYS) {
 #pragma unroll
-                for (int n = 0; n < SLICE_V / 8; n++) {
-                    sums.second[m][n][c] = 0.0f;
-                }
+            for (int n = 0; n < SLICE_V / 8; n++) {
+                sums.second[m][n][c] = 0.0f;
             }
         }
     }
+}
 
-    walk w = walk_start(p, tile);
-    bool more = rows > 0 && w.run < w.run_end && walk_next(p, tile, w);
-    float lse[QUERIES], delta[QUERIES];
-    const float *tile_lse = 0;
-    if (more) {
-        copy_pair<!PASS_KEYS, TILE_X>(p, AT_X1, AT_X2, tile.sequence, head, x_run.first + done, rows);
-        copy_block(p, scratch, tile, w, 0);
-        if (!PASS_KEYS) {
-            int64_t at = (head * scratch.slots + run_slot<ROWS_Q>(p.side_q, run_number, TILE_Q) + block) * TILE_Q;
-            tile_lse = scratch.lse + at;
+/* The tile's own rows to shared memory and, of queries, lse and delta to registers. */
+INLINE void load_tile(const attn__params &p, const tile_place &tile, row_stats &stats) {
+    if constexpr (PASS_KEYS) {
+        copy_pair<false, TILE_X>(p, AT_X1, AT_X2, tile.sequence, tile.head, tile.row, tile.rows);
+    } else {
+        copy_pair<true, TILE_X>(p, AT_X1, AT_X2, tile.sequence, tile.head, tile.row, tile.rows);
+        const int64_t slot = tile.head * query_slots(p) + run_slot<ROWS_Q>(p.side_q, tile.x_run, TILE_Q) + tile.block;
+        const place at = place_again();
+        stats.rows = (const float *)p.extra + slot * (2 * TILE_Q);
 #pragma unroll
-            for (int query = 0; query < QUERIES; query++) {
-                lse[query] = tile_lse[query_at(query)];
-                delta[query] = scratch.delta[at + query_at(query)];
-            }
+        for (int query = 0; query < (PASS_KEYS ? 1 : QUERIES); query++) {
+            stats.lse[query] = stats.rows[query_at(at, query)];
+            stats.delta[query] = stats.rows[TILE_Q + query_at(at, query)];
         }
     }
-    int stage = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    if (p.status && *p.status != 0) {
+        return;
+    }
+    tile_place &tile = tile_here();
+    if (!__syncthreads_or(threadIdx.x == 0 && tile_describe(p, tile))) {
+        return;
+    }
+    tile_sums sums;
+    row_stats stats;
+    walk w;
+    clear_sums(sums);
+    bool more = tile.rows > 0 && walk_start(p, tile, w);
+    if (more) {
+        load_tile(p, tile, stats);
+        copy_block(p, tile, w, 0);
+    }
+    uint32_t late = NO_SLOT;
+    int parity = 0;
     while (more) {
-        step_state step;
-        step.head = w.head;
-        step.sequence = tile.sequence;
-        const int64_t y_low = w.position + (int64_t)w.block * TILE_Y;
-        step.shifted = PASS_KEYS ? y_low : tile.low;
-        step.query_position = step.shifted - tile.shift;
-        step.key_position = (int)(PASS_KEYS ? tile.low : y_low);
-        step.keys = PASS_KEYS ? rows : w.rows - w.block * TILE_Y;
-        const bool masked = !walk_full(w);
-        float *dq_slot = 0;
-        if (WITH_DQ && p.dq.data) {
-            dq_slot = p.dq_sum + (w.head * scratch.slots + w.slot + w.block) * DQ_TILE;
-        }
+        const walk now = w;
+        const bool masked = !walk_full(tile, now);
         copies_wait<0>();
         __syncthreads();
         more = walk_next(p, tile, w);
         if (STAGES > 1 && more) {
-            copy_block(p, scratch, tile, w, stage ^ 1);
+            copy_block(p, tile, w, parity ^ 1);
         }
-        const float *rows_lse = tile_lse;
         if (PASS_KEYS) {
-            rows_lse = (const float *)(shared_memory() + AT_STATS + stage * 2 * TILE_Q * 4);
-#pragma unroll
-            for (int query = 0; query < QUERIES; query += 2) {
-                float2 pair = *(const float2 *)(rows_lse + query_at(query));
-                lse[query] = pair.x;
-                lse[query + 1] = pair.y;
-                pair = *(const float2 *)(rows_lse + TILE_Q + query_at(query));
-                delta[query] = pair.x;
-                delta[query + 1] = pair.y;
-            }
+            const int stage = STAGES > 1 ? parity : 0;
+            stats.rows = (const float *)(shared_memory() + AT_STATS + stage * 2 * TILE_Q * 4);
         }
-        one_step(p, step, masked, stage, rows_lse, lse, delta, dq_slot, sums);
-        if (STAGES > 1) {
-            stage ^= 1;
-        } else if (more) {
+        late = one_step(p, now, masked, parity, stats, late, sums);
+        parity ^= 1;
+        if (STAGES == 1 && more) {
             __syncthreads();
-            copy_block(p, scratch, tile, w, 0);
+            copy_block(p, tile, w, 0);
         }
     }
-
-    const int64_t row = x_run.first + done;
-    if constexpr (PASS_KEYS) {
-        if (p.dk.data) {
-            store_rows<DK_DTYPE, DIM_QK, SLICE_QK>(p, p.dk, p.aligned & ATTN__ALIGNED_DK, tile.sequence, head, row,
-                                                   rows, slot, p.scale, sums.first);
-        }
-        if (p.dv.data) {
-            store_rows<DV_DTYPE, DIM_V, SLICE_V>(p, p.dv, p.aligned & ATTN__ALIGNED_DV, tile.sequence, head, row, rows,
-                                                 slot, 1.0f, sums.second);
-        }
-    } else {
-        store_rows<DQ_DTYPE, DIM_QK, SLICE_QK>(p, p.dq, p.aligned & ATTN__ALIGNED_DQ, tile.sequence, head, row, rows,
-                                               slot, p.scale, sums.first);
+    if (WITH_DQ) {
+        __syncthreads();
+        finish_dq(p, place_again(), late, parity ^ 1);
     }
+    store_tile(p, tile, sums);
 }

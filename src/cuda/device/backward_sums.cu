@@ -2,6 +2,7 @@
  * The small kernels around backward's products. Constant WORK:
  *     SUMS_TO_DQ   a block of threads turns one slot of float32 sums into rows of dq, scaled; rows past a used length
  *                  get zeros
+ *     SUM_PARTS    one for each tile of keys and kv head: the parts of dk and dv become dk and dv
  *     SUM_DSINK    one for each query head: adds the parts in their order, so the bits are the same on every run
  *     CLEAR_DBIAS  1024 elements of dbias each */
 #include "gradient_tile.cuh"
@@ -9,13 +10,14 @@
 #define SUMS_TO_DQ  0
 #define SUM_DSINK   1
 #define CLEAR_DBIAS 2
+#define SUM_PARTS   3
 
 #define WORKERS   256
 #define PITCH_ROW (WIDTH_QK + 4)
 
 /* 16 rows at a time through shared memory: sums come in the order of add_dq, rows leave in theirs. */
 INLINE void sums_to_dq(const attn__params &p, int64_t number) {
-    __shared__ float line[16 * PITCH_ROW];
+    __shared__ __align__(16) float line[16 * PITCH_ROW];
     const int64_t slots = query_slots(p);
     const int head = (int)(number / slots);
     int n, block;
@@ -32,10 +34,10 @@ INLINE void sums_to_dq(const attn__params &p, int64_t number) {
             const int n8 = at / 32, lane = at % 32, warp = wm * DQ_WARPS_N + n8 / DQ_N;
             const float *from = sums + warp * (DQ_M * DQ_N * 128) + (m * DQ_N + n8 % DQ_N) * 128 + lane * DQ_LANE;
             float *to = line + (lane >> 2) * PITCH_ROW + n8 * 8 + (lane & 3) * 2;
-            to[0] = from[0];
-            to[1] = from[DQ_SUM];
-            to[8 * PITCH_ROW] = from[2 * DQ_SUM];
-            to[8 * PITCH_ROW + 1] = from[3 * DQ_SUM];
+            const float4 x = DQ_SUM == 1 ? *(const float4 *)from
+                                         : make_float4(from[0], from[DQ_SUM], from[2 * DQ_SUM], from[3 * DQ_SUM]);
+            *(float2 *)to = make_float2(x.x, x.y);
+            *(float2 *)(to + 8 * PITCH_ROW) = make_float2(x.z, x.w);
         }
         __syncthreads();
         if (DIM_QK % 4 == 0 && (p.aligned & ATTN__ALIGNED_DQ) && !p.accumulate) {
@@ -68,6 +70,38 @@ INLINE void sums_to_dq(const attn__params &p, int64_t number) {
             }
         }
         __syncthreads();
+    }
+}
+
+/* Rows of dk or dv of a tile of keys. */
+template <int dtype, int dim>
+INLINE void sum_rows(const attn__params &p, const attn__tensor_ref &t, int value, const rows_run &run, int head,
+                     int64_t key_slot, int done, float scale) {
+    const int rows = run.rows - done, slot = p.accumulate ? rows : run.slot - done;
+    for (int at = (int)threadIdx.x; at < TILE_KV * dim && t.data; at += WORKERS) {
+        const int row = at / dim, column = at % dim;
+        if (row >= slot) {
+            return;
+        }
+        float sum = 0.0f;
+        for (int part = 0; part < p.splits && row < rows; part++) {
+            attn__tensor_ref from;
+            key_part_of(p, part, head, key_slot, value, &from);
+            sum += ((const float *)from.data)[at];
+        }
+        element_t<dtype> *to = (element_t<dtype> *)t.data + row_offset(t, run.sequence, head, run.first + done + row) +
+                               column * t.stride[3];
+        *to = narrow<dtype>(sum * scale + (p.accumulate ? widen<dtype>(*to) : 0.0f));
+    }
+}
+INLINE void sum_parts(const attn__params &p, int64_t number) {
+    const int64_t slots = key_slots(p), slot = number % slots;
+    const int head = (int)(number / slots);
+    int n, block;
+    if (slot_find<ROWS_KV>(p.side_kv, p.batch, slot, TILE_KV, &n, &block)) {
+        const rows_run run = side_run<ROWS_KV, USED_KV>(p.side_kv, n);
+        sum_rows<DK_DTYPE, DIM_QK>(p, p.dk, 0, run, head, slot, block * TILE_KV, p.scale);
+        sum_rows<DV_DTYPE, DIM_V>(p, p.dv, 1, run, head, slot, block * TILE_KV, 1.0f);
     }
 }
 
@@ -116,6 +150,8 @@ extern "C" __global__ void __launch_bounds__(WORKERS) ATTN_KERNEL(const __grid_c
     const int64_t number = p.first_tile + blockIdx.x;
     if constexpr (WORK == SUMS_TO_DQ) {
         sums_to_dq(p, number);
+    } else if constexpr (WORK == SUM_PARTS) {
+        sum_parts(p, number);
     } else if constexpr (WORK == SUM_DSINK) {
         sum_dsink(p, (int)number);
     } else {

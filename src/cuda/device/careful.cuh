@@ -34,14 +34,14 @@ INLINE bool pair_visible(const attn__params &p, const step_state &step, int quer
 
 /* sums[row][column] += factor[x][y] * rows of y; lse: of the query tile's rows. */
 template <int columns>
-INLINE void add_carefully(const attn__params &p, const step_state &step, const float *lse,
+INLINE void add_carefully(const attn__params &p, const step_state &step, const place &at, const float *lse,
                           float (&sums)[X_BLOCKS][columns / 8][4], const char *shared, int factor, int y, int pitch) {
-    const int column = warp_y() * columns + (lane_index() & 3) * 2;
+    const int column = at.y * columns + (at.lane & 3) * 2;
 #pragma unroll 1
     for (int row = 0; row < TILE_Y; row++) {
 #pragma unroll
         for (int n = 0; n < X_BLOCKS * 2; n++) {
-            int x = x_at(n), query = PASS_KEYS ? row : x, key = PASS_KEYS ? x : row;
+            int x = x_at(at, n), query = PASS_KEYS ? row : x, key = PASS_KEYS ? x : row;
             if (!pair_visible(p, step, query, key, lse[query] != INFINITY_F)) {
                 continue;
             }
@@ -56,10 +56,10 @@ INLINE void add_carefully(const attn__params &p, const step_state &step, const f
 }
 
 /* dQ of the y block (PASS_KEYS), the warp's part. */
-INLINE void product_dq_carefully(const attn__params &p, const step_state &step, const float *lse, dq_sums &sums,
-                                 const char *shared, int ds, int keys) {
-    const int wm = warp_index() / DQ_WARPS_N, wn = warp_index() % DQ_WARPS_N;
-    const int first = wm * DQ_ROWS + (lane_index() >> 2), column = wn * DQ_COLUMNS + (lane_index() & 3) * 2;
+INLINE void product_dq_carefully(const attn__params &p, const step_state &step, const place &at, const float *lse,
+                                 dq_sums &sums, const char *shared, int ds, int keys) {
+    const int wm = at.warp / DQ_WARPS_N, wn = at.warp % DQ_WARPS_N;
+    const int first = wm * DQ_ROWS + (at.lane >> 2), column = wn * DQ_COLUMNS + (at.lane & 3) * 2;
     clear_dq(sums);
 #pragma unroll 1
     for (int key = 0; key < TILE_KV; key++) {

@@ -12,14 +12,19 @@
 
 #define WARPS 8
 
-/* Sum over a warp's lanes of dout * o of one row. */
+/* Lanes that share a row: as many as have 16 bytes of it each, so that narrow heads fill a warp too. */
+#define LANES (DIM_V > 128 ? 32 : DIM_V > 64 ? 16 : 8)
+#define ROWS  (WARPS * 32 / LANES) /* at once */
+
+/* Sum over LANES lanes of dout * o of one row. */
 INLINE float row_delta(const attn__params &p, int s, int head, int64_t row) {
     const int64_t o = row_offset(p.o, s, head, row), dout = row_offset(p.dout, s, head, row);
-    const int lane = (int)(threadIdx.x & 31);
+    const int lane = (int)(threadIdx.x % LANES);
     float sum = 0.0f;
     if (O_DTYPE == DOUT_DTYPE && O_DTYPE != F32 && DIM_V % 8 == 0 && (p.aligned & ATTN__ALIGNED_O) &&
         (p.aligned & ATTN__ALIGNED_DOUT)) {
-        for (int column = lane * 8; column < DIM_V; column += 256) {
+#pragma unroll
+        for (int column = lane * 8; column < DIM_V; column += LANES * 8) {
             uint4 a = *(const uint4 *)((const uint16_t *)p.o.data + o + column);
             uint4 b = *(const uint4 *)((const uint16_t *)p.dout.data + dout + column);
             const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
@@ -30,16 +35,19 @@ INLINE float row_delta(const attn__params &p, int s, int head, int64_t row) {
                 sum = fmaf(widen<half>((uint16_t)(x[n] >> 16)), widen<half>((uint16_t)(y[n] >> 16)), sum);
             }
         }
-    } else { /* the same columns a lane in the same order: bits must not tell how the tensors lie */
-        for (int column = lane * 8; column < DIM_V; column += 256) {
-            for (int n = column; n < column + 8 && n < DIM_V; n++) {
-                sum = fmaf(load_element<O_DTYPE>(p.o.data, o + n * p.o.stride[3]),
-                           load_element<DOUT_DTYPE>(p.dout.data, dout + n * p.dout.stride[3]), sum);
+    } else { /* the same columns a lane in the same order: the bits do not tell how the tensors lie */
+        for (int column = lane * 8; column < DIM_V; column += LANES * 8) {
+            for (int n = 0; n < 8 && column + n < DIM_V; n++) {
+                sum = fmaf(load_element<O_DTYPE>(p.o.data, o + (column + n) * p.o.stride[3]),
+                           load_element<DOUT_DTYPE>(p.dout.data, dout + (column + n) * p.dout.stride[3]), sum);
             }
         }
     }
+    return sum;
+}
+INLINE float sum_over_lanes(float sum) {
 #pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) {
         sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
     }
     return sum;
@@ -58,7 +66,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     const row_scratch scratch = row_scratch_of(p);
     const int64_t number = p.first_tile + blockIdx.x, slot = number % scratch.slots;
     const int head = (int)(number / scratch.slots);
-    const int warp = (int)threadIdx.x / 32, lane = (int)(threadIdx.x & 31);
     int n, block;
     rows_run run;
     int count = 0;
@@ -70,17 +77,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     if (count > 0) {
         const float factor = p.scale * LOG2E;
         const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : (double)LOG2E;
-        for (int r = warp; r < TILE_Q; r += WARPS) {
+        for (int r0 = 0; r0 < TILE_Q; r0 += ROWS) {
+            const int r = r0 + (int)threadIdx.x / LANES;
+            const int64_t row = run.first + block * TILE_Q + r;
             float lse2 = INFINITY_F, delta = 0.0f;
+            if (r < count && !p.delta.data) {
+                delta = row_delta(p, run.sequence, head, row);
+            }
+            delta = sum_over_lanes(delta);
             if (r < count) {
-                const int64_t row = run.first + block * TILE_Q + r;
                 const float lse = ((const float *)p.lse.data)[row_offset(p.lse, run.sequence, head, row)];
-                delta = p.delta.data ? ((const float *)p.delta.data)[row_offset(p.delta, run.sequence, head, row)]
-                                     : row_delta(p, run.sequence, head, row);
+                if (p.delta.data) {
+                    delta = ((const float *)p.delta.data)[row_offset(p.delta, run.sequence, head, row)];
+                }
                 if (HAS_DLSE && p.dlse.data) {
                     delta -= ((const float *)p.dlse.data)[row_offset(p.dlse, run.sequence, head, row)];
                 }
-                if (HAS_SINK) {
+                if (HAS_SINK && threadIdx.x % LANES == 0) {
                     dsink += row_dsink(p, head, lse, delta);
                 }
                 if (lse == -INFINITY_F) {
@@ -90,9 +103,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
                     lse2 = lse == INFINITY_F ? 3.4e38f : (float)((double)lse * units);
                 }
             }
-            if (lane == 0) {
-                scratch.lse[number * TILE_Q + r] = lse2;
-                scratch.delta[number * TILE_Q + r] = delta;
+            if (threadIdx.x % LANES == 0 && r < TILE_Q) {
+                float *stats = scratch.stats + number * (2 * TILE_Q);
+                stats[r] = lse2;
+                stats[TILE_Q + r] = delta;
             }
         }
         if (CLEAR_DQ && p.dq.data) {
@@ -104,8 +118,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     }
     if (HAS_SINK) {
         __shared__ float parts[WARPS];
-        if (lane == 0) {
-            parts[warp] = dsink;
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+            dsink += __shfl_xor_sync(0xffffffffu, dsink, lanes);
+        }
+        if (threadIdx.x % 32 == 0) {
+            parts[threadIdx.x / 32] = dsink;
         }
         __syncthreads();
         if (threadIdx.x == 0) {

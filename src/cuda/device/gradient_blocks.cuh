@@ -2,11 +2,14 @@
  * Backward's own row blocks. A run of rows is cut into blocks of TILE_Q (queries) or TILE_KV (keys) rows; each block
  * has a slot. What one kernel of backward leaves for the next lies by query slots, heads outermost:
  *
- *     extra:  lse    [head][slot][TILE_Q]  log2 units; +inf where a row does not exist or sees nothing, so that its
- *                                          probabilities are 0 without a mask
- *             delta  [head][slot][TILE_Q]  sum of dout * o, less dlse; 0 in such rows
- *             sinks  [head][slot]          a block's part of dsink
+ *     extra:  stats  [head][slot][2][TILE_Q]  lse in log2 units, +inf where a row does not exist or sees nothing, so
+ *                                             that its probabilities are 0 without a mask; then the sum of dout * o,
+ *                                             less dlse; 0 in such rows
+ *             sinks  [head][slot]             a block's part of dsink
  *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
+ *
+ *     partial_o: with SPLIT, dk and dv of the p.splits parts of a group's query heads, float32, not scaled yet:
+ *             [part][kv head][key slot] and then [TILE_KV][DIM_QK], [TILE_KV][DIM_V]
  *
  * Slots of a side: dense, sequence by sequence; packed, sequence s begins at cu[s] / tile + s, which leaves room enough
  * without a table; segments, in the order of the list. The host counts slots by the same rule (mma_backward.c). */
@@ -83,16 +86,23 @@ INLINE int64_t key_slots(const attn__params &p) {
 }
 
 typedef struct row_scratch {
-    float *lse, *delta, *sinks;
+    float *stats, *sinks;
     int64_t slots;
 } row_scratch;
 
 INLINE row_scratch row_scratch_of(const attn__params &p) {
     row_scratch scratch;
     scratch.slots = query_slots(p);
-    int64_t rows = p.heads_q * scratch.slots * TILE_Q;
-    scratch.lse = (float *)p.extra;
-    scratch.delta = scratch.lse + rows;
-    scratch.sinks = scratch.delta + rows;
+    scratch.stats = (float *)p.extra;
+    scratch.sinks = scratch.stats + p.heads_q * scratch.slots * (2 * TILE_Q);
     return scratch;
+}
+
+/* A part's rows of dk (value 0) or dv (1) as a tensor of one tile. */
+INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot, int value, attn__tensor_ref *rows) {
+    const int64_t tile = ((int64_t)part * p.heads_kv + head) * key_slots(p) + slot;
+    rows->data = p.partial_o + tile * (TILE_KV * (DIM_QK + DIM_V)) + (value ? TILE_KV * DIM_QK : 0);
+    rows->stride[0] = rows->stride[1] = 0;
+    rows->stride[2] = value ? DIM_V : DIM_QK;
+    rows->stride[3] = 1;
 }

@@ -13,8 +13,8 @@
  * part of P and dS is a factor straight from registers, and the others' come through shared memory, [x][y]. Wider warp
  * tiles read less of shared memory a product, which is what bounds these kernels (docs/cuda.md).
  *
- * Constants: PASS_KEYS, WITH_DQ (keys: dQ too), TILE_Q, TILE_KV, WARPS, WARPS_Y, STAGES, WIDTH_QK, WIDTH_V (head sizes
- * filled up with zeros to multiples of 16 * WARPS_Y), DQ_WARPS_M. */
+ * Constants: PASS_KEYS, WITH_DQ (keys: dQ too), SPLIT (keys: the group's heads are shared out), TILE_Q, TILE_KV, WARPS,
+ * WARPS_Y, STAGES, WIDTH_QK, WIDTH_V (head sizes filled up with zeros to multiples of 16 * WARPS_Y), DQ_WARPS_M. */
 #pragma once
 #include "copy.cuh"
 #include "gradient_blocks.cuh"
@@ -42,14 +42,18 @@
 #define PITCH_S  TILE_PITCH(TILE_Y, SIZE)
 
 /* Bytes from the start of dynamic shared memory; the host asks for AT_END (mma_backward.c). */
-#define AT_X1    0
-#define AT_X2    (AT_X1 + TILE_X * PITCH_QK)
-#define AT_Y1    (AT_X2 + TILE_X * PITCH_V)
-#define AT_Y2    (AT_Y1 + STAGES * TILE_Y * PITCH_QK)
-#define AT_DS    (AT_Y2 + STAGES * TILE_Y * PITCH_V)
-#define AT_P     (AT_DS + TILE_X * PITCH_S)
-#define AT_STATS (AT_P + (WARPS_Y > 1 && PASS_KEYS ? TILE_X * PITCH_S : 0))
-#define AT_END   (AT_STATS + (PASS_KEYS ? STAGES * 2 * TILE_Q * 4 : 0))
+#define AT_X1       0
+#define AT_X2       (AT_X1 + TILE_X * PITCH_QK)
+#define AT_Y1       (AT_X2 + TILE_X * PITCH_V)
+#define AT_Y2       (AT_Y1 + STAGES * TILE_Y * PITCH_QK)
+#define AT_DS       (AT_Y2 + STAGES * TILE_Y * PITCH_V)
+#define AT_P        (AT_DS + DS_BUFFERS * TILE_X * PITCH_S)
+#define AT_STATS    (AT_P + (PASS_KEYS ? TILE_X * PITCH_S : 0))
+#define AT_TILE     (AT_STATS + (PASS_KEYS ? STAGES * 2 * TILE_Q * 4 : 0))
+#define AT_END      (AT_TILE + TILE_RECORD)
+#define TILE_RECORD 128
+/* dQ of a step is made one step later. */
+#define DS_BUFFERS (WITH_DQ ? 2 : 1)
 
 extern __shared__ __align__(16) char attn__shared[];
 INLINE char *shared_memory() {
@@ -78,20 +82,21 @@ template <int dtype> INLINE void store_shared(uint32_t address, float x) {
 typedef float warp_scores[X_BLOCKS][Y_BLOCKS][4];
 typedef uint32_t warp_factor[X_BLOCKS][Y_STEPS][4];
 
-INLINE int warp_index() {
-    return (int)threadIdx.x / 32;
-}
-INLINE int warp_x() {
-    return warp_index() / WARPS_Y;
-}
-INLINE int warp_y() {
-    return warp_index() % WARPS_Y;
+/* Where a thread stands. Asked for anew in each step: what depends on it would otherwise fill registers through the
+ * loop. */
+typedef struct place {
+    int lane, warp, x, y; /* x, y: the warp's place along the tile's sides */
+} place;
+INLINE place place_again() {
+    const int thread = thread_index_again();
+    place at = {thread & 31, thread / 32, thread / 32 / WARPS_Y, thread / 32 % WARPS_Y};
+    return at;
 }
 
 /* scores = rows of x times rows of y over `steps` steps; x, y: addresses of the warp's first rows. */
-template <int steps> INLINE void product_rows(warp_scores &scores, uint32_t x, uint32_t y, int pitch) {
-    x += lane_of_rows(pitch);
-    y += lane_of_columns(pitch);
+template <int steps> INLINE void product_rows(const place &at, warp_scores &scores, uint32_t x, uint32_t y, int pitch) {
+    x += lane_of_rows(pitch, at.lane);
+    y += lane_of_columns(pitch, at.lane);
 #pragma unroll
     for (int step = 0; step < steps; step++) {
         uint32_t a[X_BLOCKS][4];
@@ -129,8 +134,8 @@ INLINE void narrow_scores(warp_factor &factor, const warp_scores &scores) {
 }
 
 /* A factor to shared memory, [x][y]; to: the warp's first row and column. */
-INLINE void store_factor(const warp_factor &factor, uint32_t to) {
-    int lane = lane_index();
+INLINE void store_factor(const place &place, const warp_factor &factor, uint32_t to) {
+    const int lane = place.lane;
 #pragma unroll
     for (int m = 0; m < X_BLOCKS; m++) {
 #pragma unroll
@@ -139,10 +144,10 @@ INLINE void store_factor(const warp_factor &factor, uint32_t to) {
             uint32_t at = to + m * 16 * PITCH_S + step * STEP_BYTES;
 #if __CUDA_ARCH__ >= 900
             if (DTYPE != F32) {
-                asm volatile(
-                    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at + lane_of_rows(PITCH_S)),
-                    "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-                    : "memory");
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                                 at + lane_of_rows(PITCH_S, lane)),
+                             "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+                             : "memory");
                 continue;
             }
 #endif
@@ -163,14 +168,14 @@ INLINE void store_factor(const warp_factor &factor, uint32_t to) {
 }
 
 /* One step of another warp's factor; address: first row and step. f32 comes in the order of load_b_columns. */
-INLINE void load_factor(uint32_t (&a)[4], uint32_t address) {
+INLINE void load_factor(const place &at, uint32_t (&a)[4], uint32_t address) {
     if constexpr (DTYPE == F32) {
-        int lane = lane_index();
+        const int lane = at.lane;
         address += (lane >> 2) * PITCH_S + (lane & 3) * 8;
         load_words(a[0], a[2], address);
         load_words(a[1], a[3], address + 8 * PITCH_S);
     } else {
-        load_a<DTYPE>(a, address + lane_of_rows(PITCH_S));
+        load_a<DTYPE>(a, address + lane_of_rows(PITCH_S, at.lane));
     }
 }
 
@@ -192,8 +197,9 @@ INLINE void add_step(float (&sums)[X_BLOCKS][columns / 8][4], const uint32_t (&a
 
 /* sums += the warp's own factor times its rows of y. */
 template <int columns>
-INLINE void add_own(float (&sums)[X_BLOCKS][columns / 8][4], const warp_factor &factor, uint32_t y, int pitch) {
-    y += warp_y() * (WARP_Y * pitch + columns * SIZE) + lane_of_summed_rows<DTYPE>(pitch);
+INLINE void add_own(const place &at, float (&sums)[X_BLOCKS][columns / 8][4], const warp_factor &factor, uint32_t y,
+                    int pitch) {
+    y += at.y * (WARP_Y * pitch + columns * SIZE) + lane_of_summed_rows<DTYPE>(pitch, at.lane);
 #pragma unroll
     for (int step = 0; step < Y_STEPS; step++) {
         uint32_t a[X_BLOCKS][4];
@@ -210,19 +216,20 @@ INLINE void add_own(float (&sums)[X_BLOCKS][columns / 8][4], const warp_factor &
 
 /* sums += the other warps' factors of the same rows, from shared memory, times their rows of y. */
 template <int columns>
-INLINE void add_others(float (&sums)[X_BLOCKS][columns / 8][4], uint32_t factors, uint32_t y, int pitch) {
-    factors += warp_x() * WARP_X * PITCH_S;
-    y += warp_y() * columns * SIZE + lane_of_summed_rows<DTYPE>(pitch);
-#pragma unroll
+INLINE void add_others(const place &at, float (&sums)[X_BLOCKS][columns / 8][4], uint32_t factors, uint32_t y,
+                       int pitch) {
+    factors += at.x * WARP_X * PITCH_S;
+    y += at.y * columns * SIZE + lane_of_summed_rows<DTYPE>(pitch, at.lane);
+#pragma unroll 1
     for (int k = 1; k < WARPS_Y; k++) {
-        int other = (warp_y() + k) % WARPS_Y;
+        int other = (at.y + k) % WARPS_Y;
         uint32_t from = factors + other * WARP_Y * SIZE, rows = y + other * WARP_Y * pitch;
 #pragma unroll
         for (int step = 0; step < Y_STEPS; step++) {
             uint32_t a[X_BLOCKS][4];
 #pragma unroll
             for (int m = 0; m < X_BLOCKS; m++) {
-                load_factor(a[m], from + m * 16 * PITCH_S + step * STEP_BYTES);
+                load_factor(at, a[m], from + m * 16 * PITCH_S + step * STEP_BYTES);
             }
             add_step<columns>(sums, a, rows + step * STEP * pitch, pitch);
         }
@@ -247,10 +254,10 @@ INLINE void clear_dq(dq_sums &sums) {
 }
 
 /* dQ of the y block, the warp's part: dS^T (from shared memory) times keys. */
-INLINE void product_dq(dq_sums &sums, uint32_t ds, uint32_t keys) {
-    int wm = warp_index() / DQ_WARPS_N, wn = warp_index() % DQ_WARPS_N;
-    ds += wm * DQ_ROWS * SIZE + (DTYPE == F32 ? lane_of_words(PITCH_S) : lane_of_columns(PITCH_S));
-    keys += wn * DQ_COLUMNS * SIZE + lane_of_summed_rows<DTYPE>(PITCH_QK);
+INLINE void product_dq(const place &at, dq_sums &sums, uint32_t ds, uint32_t keys) {
+    int wm = at.warp / DQ_WARPS_N, wn = at.warp % DQ_WARPS_N;
+    ds += wm * DQ_ROWS * SIZE + (DTYPE == F32 ? lane_of_words(PITCH_S, at.lane) : lane_of_columns(PITCH_S, at.lane));
+    keys += wn * DQ_COLUMNS * SIZE + lane_of_summed_rows<DTYPE>(PITCH_QK, at.lane);
     clear_dq(sums);
 #pragma unroll
     for (int step = 0; step < TILE_KV / STEP; step++) {
@@ -281,8 +288,8 @@ INLINE void product_dq(dq_sums &sums, uint32_t ds, uint32_t keys) {
 #define DQ_LANE 1
 #define DQ_SUM  32
 #endif
-INLINE void add_dq(const dq_sums &sums, float *slot) {
-    slot += warp_index() * (DQ_M * DQ_N * 128) + lane_index() * DQ_LANE;
+INLINE void add_dq(const place &at, const dq_sums &sums, float *slot) {
+    slot += at.warp * (DQ_M * DQ_N * 128) + at.lane * DQ_LANE;
 #pragma unroll
     for (int m = 0; m < DQ_M; m++) {
 #pragma unroll

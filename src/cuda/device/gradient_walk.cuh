@@ -1,26 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The y blocks that an x tile meets: for PASS_KEYS every block of queries that sees a key of the tile, head by head of
- * the kv head's group (so that dK and dV of the group stay in registers); else the blocks of keys that the queries see.
- * Blocks in which nothing is visible are never visited. Within a run the visited blocks and those in which every pair
- * is visible are stretches, known in advance; with global tokens blocks are asked one by one. */
+ * The tile that a block of threads owns, and the y blocks that it meets: for PASS_KEYS every block of queries that sees
+ * a key of the tile, head by head of the kv head's group (so that dK and dV of the group stay in registers); else the
+ * blocks of keys that the queries see. Blocks in which nothing is visible are never visited. Within a run the visited
+ * blocks and those in which every pair is visible are stretches, known in advance; with global tokens blocks are asked
+ * one by one.
+ *
+ * Registers are for what each step needs, so a walk is little more than a head and a block: what is true of a run lies
+ * in shared memory, but for segments, where the run changes under way. */
 #pragma once
-#include "gradient_score.cuh"
+#include "gradient_tile.cuh"
+#include "mask.cuh"
 
-/* Positions, on the scale of keys (queries: i'). */
+/* Pairs are hidden one by one, so every step is masked. */
+#define ALWAYS_MASKED (HAS_MASK || BIAS_DTYPE)
+#define Y_SEGMENTS    ((PASS_KEYS ? ROWS_Q : ROWS_KV) == SEGMENTS)
+
+/* A run of y as the tile sees it: blocks [begin, end) matter, [full_begin, full_end) are visible to every row. */
+typedef struct run_span {
+    int begin, end, full_begin, full_end;
+    int rows;
+    int position;  /* of its row 0, on the scale of keys */
+    int64_t first; /* row of the buffers */
+    int64_t slot;  /* queries: first slot, of head 0 */
+} run_span;
+
+/* Positions are on the scale of keys (queries: i'). */
 typedef struct tile_place {
-    int sequence, head; /* head of the x side */
-    int64_t shift;      /* i' - i of the sequence */
-    int64_t low;        /* position of the tile's first row */
-    int rows;           /* rows that exist */
+    int sequence, head;       /* head of the x side */
+    int head_begin, head_end; /* query heads */
+    int run_begin, run_end;   /* of the y side */
+    int x_run, block;         /* where the tile lies */
+    int part;                 /* of the group's query heads */
+    int rows, slot_rows;      /* rows that exist; rows of the slot */
+    int shift;                /* i' - i of the sequence */
+    int low;                  /* position of the tile's first row */
+    int64_t row;              /* of the buffers */
+    run_span span;            /* without segments: the one run */
 } tile_place;
+static_assert(sizeof(tile_place) <= TILE_RECORD, "the record of a tile");
+
+INLINE tile_place &tile_here() {
+    return *(tile_place *)(shared_memory() + AT_TILE);
+}
 
 typedef struct walk {
-    int head, head_end; /* query heads */
-    int run, run_begin, run_end;
-    int block, begin, end, full_begin, full_end;
-    int64_t first, position, slot; /* of the run's row 0: buffer row, position (with shift), slot (queries) */
-    int rows;
+    int head, block;
+    int run;       /* segments */
+    run_span span; /* segments */
 } walk;
+
+INLINE const run_span &span_of(const tile_place &tile, const walk &w) {
+    return Y_SEGMENTS ? w.span : tile.span;
+}
 
 INLINE int block_floor(int64_t rows) { /* rows may be negative */
     int64_t block = rows >= 0 ? rows / TILE_Y : -((TILE_Y - 1 - rows) / TILE_Y);
@@ -30,102 +61,105 @@ INLINE int block_between(int64_t block, int64_t last) {
     return (int)(block < 0 ? 0 : block > last ? last : block);
 }
 
-/* Finds the blocks of run w.run that matter. */
-INLINE void walk_enter(const attn__params &p, const tile_place &tile, walk &w) {
-    rows_run run = PASS_KEYS ? side_run<ROWS_Q, USED_Q>(p.side_q, w.run) : side_run<ROWS_KV, USED_KV>(p.side_kv, w.run);
-    w.first = run.first;
-    w.rows = run.rows;
-    w.position = run.position + (PASS_KEYS ? tile.shift : 0);
-    w.slot = PASS_KEYS ? run_slot<ROWS_Q>(p.side_q, w.run, TILE_Q) : 0;
+/* What the tile sees of a run of y. */
+INLINE run_span span_find(const attn__params &p, const tile_place &tile, int number) {
+    rows_run run =
+        PASS_KEYS ? side_run<ROWS_Q, USED_Q>(p.side_q, number) : side_run<ROWS_KV, USED_KV>(p.side_kv, number);
+    run_span span;
+    span.rows = run.rows;
+    span.first = run.first;
+    span.position = (int)(run.position + (PASS_KEYS ? tile.shift : 0));
+    span.slot = PASS_KEYS ? run_slot<ROWS_Q>(p.side_q, number, TILE_Q) : 0;
     /* Some pair is visible if the block reaches some_low and does not begin past some_high; all are if it lies within
      * [full_low, full_high]. */
-    int64_t far = (int64_t)1 << 40, last = tile.low + tile.rows - 1;
+    int64_t far = (int64_t)1 << 40, low = tile.low, last = low + tile.rows - 1;
     int64_t some_low = -far, full_low = -far, some_high = far, full_high = far;
     if (BAND & CAUSAL) {
         if (PASS_KEYS) {
-            some_low = tile.low, full_low = last;
+            some_low = low, full_low = last;
         } else {
-            some_high = last, full_high = tile.low;
+            some_high = last, full_high = low;
         }
     }
     if ((BAND & WINDOW) && !(BAND & GLOBALS)) {
         int64_t behind = PASS_KEYS ? p.right : p.left, ahead = PASS_KEYS ? p.left : p.right;
         if (behind >= 0) {
-            some_low = larger(some_low, tile.low - behind), full_low = larger(full_low, last - behind);
+            some_low = larger(some_low, low - behind), full_low = larger(full_low, last - behind);
         }
         if (ahead >= 0) {
-            some_high = smaller(some_high, last + ahead), full_high = smaller(full_high, tile.low + ahead);
+            some_high = smaller(some_high, last + ahead), full_high = smaller(full_high, low + ahead);
         }
     }
     int64_t blocks = blocks_of(run.rows, TILE_Y);
-    w.begin = block_between(block_floor(some_low - w.position), blocks);
-    w.end = block_between((int64_t)block_floor(some_high - w.position) + 1, blocks);
-    w.full_begin = block_floor(full_low - w.position + TILE_Y - 1);
-    w.full_end = block_floor(full_high - w.position + 1);
+    span.begin = block_between(block_floor(some_low - span.position), blocks);
+    span.end = block_between((int64_t)block_floor(some_high - span.position) + 1, blocks);
+    span.full_begin = block_floor(full_low - span.position + TILE_Y - 1);
+    span.full_end = block_floor(full_high - span.position + 1);
     if (!PASS_KEYS) { /* keys past the run's end are hidden */
-        w.full_end = (int)smaller(w.full_end, run.rows / TILE_Y);
+        span.full_end = (int)smaller(span.full_end, run.rows / TILE_Y);
     } else if (tile.rows < TILE_KV) {
-        w.full_end = 0;
+        span.full_end = 0;
     }
-    if (BAND & GLOBALS) {
-        w.full_end = 0;
+    if (ALWAYS_MASKED || (BAND & GLOBALS)) {
+        span.full_end = 0;
     }
-    w.block = w.begin - 1;
+    return span;
 }
 
 INLINE bool walk_hides(const attn__params &p, const tile_place &tile, const walk &w) {
-    if (!(BAND & GLOBALS)) {
-        return false;
-    }
-    int64_t at = w.position + (int64_t)w.block * TILE_Y;
+    int64_t at = span_of(tile, w).position + (int64_t)w.block * TILE_Y;
     if (PASS_KEYS) {
-        return band_hides_block(p, at, at + TILE_Y - 1, (int)tile.low, (int)tile.low + tile.rows);
+        return band_hides_block(p, at, at + TILE_Y - 1, tile.low, tile.low + tile.rows);
     }
-    return band_hides_block(p, tile.low, tile.low + tile.rows - 1, (int)at, (int)at + TILE_Y);
+    return band_hides_block(p, tile.low, (int64_t)tile.low + tile.rows - 1, (int)at, (int)at + TILE_Y);
 }
 
-/* To the next visited block; false past the last. */
-INLINE bool walk_next(const attn__params &p, const tile_place &tile, walk &w) {
+/* From w.block on to a block that exists and that the tile meets; false if there is none. */
+INLINE bool walk_settle(const attn__params &p, const tile_place &tile, walk &w) {
     while (true) {
-        w.block++;
-        while (w.block >= w.end) {
-            if (++w.run < w.run_end) {
-                walk_enter(p, tile, w);
-                w.block++;
-                continue;
+        while (w.block >= span_of(tile, w).end) {
+            if (!Y_SEGMENTS || ++w.run >= tile.run_end) {
+                if (++w.head >= tile.head_end) {
+                    return false;
+                }
+                w.run = tile.run_begin;
             }
-            if (++w.head >= w.head_end) {
-                return false;
+            if (Y_SEGMENTS) {
+                w.span = span_find(p, tile, w.run);
             }
-            w.run = w.run_begin;
-            if (w.run_end - w.run_begin > 1) {
-                walk_enter(p, tile, w);
-            }
-            w.block = w.begin;
+            w.block = span_of(tile, w).begin;
         }
-        if (!walk_hides(p, tile, w)) {
+        if (!(BAND & GLOBALS) || !walk_hides(p, tile, w)) {
             return true;
         }
+        w.block++;
     }
 }
 
-INLINE walk walk_start(const attn__params &p, const tile_place &tile) {
-    walk w;
-    w.head = PASS_KEYS ? tile.head * p.group : tile.head;
-    w.head_end = w.head + (PASS_KEYS ? p.group : 1);
-    if (PASS_KEYS) {
-        side_range<ROWS_Q>(p.side_q, tile.sequence, &w.run_begin, &w.run_end);
-    } else {
-        side_range<ROWS_KV>(p.side_kv, tile.sequence, &w.run_begin, &w.run_end);
+/* The first visited block; false if there is none. */
+INLINE bool walk_start(const attn__params &p, const tile_place &tile, walk &w) {
+    w.head = tile.head_begin;
+    w.run = tile.run_begin;
+    if (w.run >= tile.run_end) {
+        return false;
     }
-    w.run = w.run_begin;
-    if (w.run < w.run_end) {
-        walk_enter(p, tile, w);
-    } else {
-        w.block = w.begin = w.end = 0;
+    if (Y_SEGMENTS) {
+        w.span = span_find(p, tile, w.run);
     }
-    return w;
+    w.block = span_of(tile, w).begin;
+    return walk_settle(p, tile, w);
 }
-INLINE bool walk_full(const walk &w) {
-    return !ALWAYS_MASKED && w.block >= w.full_begin && w.block < w.full_end;
+/* To the next; false past the last. */
+INLINE bool walk_next(const attn__params &p, const tile_place &tile, walk &w) {
+    w.block++;
+    return walk_settle(p, tile, w);
+}
+
+INLINE bool walk_full(const tile_place &tile, const walk &w) {
+    const run_span &span = span_of(tile, w);
+    return w.block >= span.full_begin && w.block < span.full_end;
+}
+/* The slot of a block of queries, heads counted in. Its sums alone are 4 KiB, so 32 bits do. */
+INLINE uint32_t walk_slot(const attn__params &p, const tile_place &tile, const walk &w) {
+    return (uint32_t)(w.head * query_slots(p) + span_of(tile, w).slot + w.block);
 }
