@@ -1,14 +1,17 @@
 # Writes the device sources as one C file of byte arrays:
 #   cmake -DOUT=FILE -DFOLDER=src/cuda/device -DEXTRA=src/base/philox.h -P embed.cmake
-# A source's name is its file's own, which is what the includes of the others say.
-file(GLOB files ${FOLDER}/*.cu ${FOLDER}/*.cuh ${FOLDER}/*.h)
+# A source's name is its path in the folder (EXTRA: its file's own), which is what the includes of the others say.
+file(GLOB files ${FOLDER}/*.cu ${FOLDER}/*.cuh ${FOLDER}/*.h ${FOLDER}/hopper/*.cu ${FOLDER}/hopper/*.cuh)
 list(APPEND files ${EXTRA})
 set(tables "")
 set(rows "")
 set(hashes "")
 set(count 0)
 foreach(file ${files})
-    get_filename_component(name ${file} NAME)
+    string(REPLACE "${FOLDER}/" "" name ${file})
+    if(name STREQUAL file)
+        get_filename_component(name ${file} NAME)
+    endif()
     file(READ ${file} bytes HEX)
     string(REGEX REPLACE "(................................................................)" "\\1\n" bytes "${bytes}")
     string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")

@@ -42,7 +42,8 @@ typedef struct attn__cuda_run {
     attn_stream stream;
     void *workspace;
     attn__params params;
-    bool pushed; /* the device's context was made current */
+    const void *maps; /* attn__maps, the second parameter of kernels that have one; else NULL */
+    bool pushed;      /* the device's context was made current */
     attn_error *error;
 } attn__cuda_run;
 

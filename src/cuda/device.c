@@ -39,6 +39,9 @@ static attn_status read_facts(attn__cuda *cuda, attn_error *error) {
     gpu->l2_bytes = attribute(cuda, CU_ATTRIBUTE_L2_BYTES);
     gpu->memory_bytes = (int64_t)bytes;
     attn__gpu_complete(gpu);
+    if (cuda->arch != 90 || !cuda->driver.TensorMapEncodeTiled) {
+        gpu->wgmma_cycle = 0;
+    }
     return ATTN_OK;
 }
 

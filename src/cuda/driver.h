@@ -50,6 +50,15 @@ enum { /* cuFuncGetAttribute, cuFuncSetAttribute */
 };
 enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
+enum { /* cuTensorMapEncodeTiled */
+       CU_TENSOR_MAP_FLOAT16 = 6,
+       CU_TENSOR_MAP_FLOAT32 = 7,
+       CU_TENSOR_MAP_BFLOAT16 = 9,
+       CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+       CU_TENSOR_MAP_SWIZZLE_128B = 3,
+       CU_TENSOR_MAP_L2_256B = 3,
+       CU_TENSOR_MAP_FILL_ZERO = 0
+};
 
 /* Member, symbol, parameters. */
 #define ATTN__DRIVER_LIST(X)                                                                                           \
@@ -99,6 +108,10 @@ typedef struct attn__driver {
     ATTN__DRIVER_LIST(ATTN__MEMBER)
 #undef ATTN__MEMBER
     CUresult (*FuncLoad)(CUfunction function); /* NULL before CUDA 12.4 */
+    /* NULL before CUDA 12.0. map: 128 bytes at a multiple of 64. */
+    CUresult (*TensorMapEncodeTiled)(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                                     const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                                     int interleave, int swizzle, int l2_promotion, int fill);
 } attn__driver;
 
 /* Loads and initialises the driver: `path`, or libcuda by its soname when path is NULL. ERR_DEVICE tells what is

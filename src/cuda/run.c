@@ -36,6 +36,7 @@ attn_status attn__cuda_begin(attn__cuda_run *run, const attn_plan *plan, const a
     run->args = args;
     run->stream = stream;
     run->workspace = workspace;
+    run->maps = NULL;
     run->error = error;
     attn__params_of_args(plan, built, args, workspace, &run->params);
     attn_status status = attn__cuda_enter(built->cuda, &run->pushed, error);
@@ -68,7 +69,7 @@ attn_status attn__cuda_launch_raw(attn__cuda_run *run, int role, unsigned blocks
         return attn__fail(run->error, ATTN_ERR_INTERNAL, "plan", "has no kernel for role %d", role);
     }
     const attn__kernel *kernel = &choice->kernels[n];
-    void *list[] = {parameters};
+    void *list[] = {parameters, (void *)(uintptr_t)run->maps};
     CUresult result = built->cuda->driver.LaunchKernel(built->functions[n], blocks, 1, 1, (unsigned)kernel->threads, 1,
                                                        1, (unsigned)kernel->shared, run->stream, list, NULL);
     return result ? attn__driver_fail(&built->cuda->driver, result, "launch", kernel->name, run->error) : ATTN_OK;

@@ -9,8 +9,8 @@
  *     ask for 1 KiB less than the processor has from sm_80 on.
  *   - FLOP a cycle and processor: published dense peak / (processors * hertz), products of f16 with float32 sums. On
  *     consumer boards (rtx4090, rtx5090) those run at half the rate of float16 sums. On sm_90 warp-wide mma.sync
- *     reaches 62 % of what warp-group instructions do (arXiv 2402.13499), so 2560 of 4096 stand here; on sm_100 it runs
- *     at the rate of sm_80, which no data sheet states. */
+ *     reaches 62 % of what warp-group instructions do (arXiv 2402.13499), so 2560 of 4096 stand here, and 4096 for
+ *     those; on sm_100 it runs at the rate of sm_80, which no data sheet states. */
 #include "plan/gpu.h"
 
 #include <ctype.h>
@@ -21,18 +21,18 @@
 #define GB(n)  ((int64_t)(n)*1000000000)
 
 const attn__gpu attn__gpus[ATTN__GPUS] = {
-    /* name, arch, processors, shared a block and processor, registers, L2, memory, hertz, bytes/s, FLOP/cycle */
-    {"t4", 75, 40, KIB(64), KIB(64), 65536, MIB(4), GB(16), 1.59e9, 320e9, 128, 1024, 0},
-    {"rtx8000", 75, 72, KIB(64), KIB(64), 65536, MIB(6), GB(48), 1.77e9, 672e9, 128, 1024, 0},
-    {"a100", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(80), 1.41e9, 2039e9, 128, 2048, 1024}, /* SXM, 80 GB */
-    {"a100-40gb", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(40), 1.41e9, 1555e9, 128, 2048, 1024},
-    {"a10", 86, 72, KIB(99), KIB(100), 65536, MIB(6), GB(24), 1.695e9, 600e9, 256, 1024, 512},
-    {"l4", 89, 58, KIB(99), KIB(100), 65536, MIB(48), GB(24), 2.04e9, 300e9, 256, 1024, 512},
-    {"rtx4090", 89, 128, KIB(99), KIB(100), 65536, MIB(72), GB(24), 2.52e9, 1008e9, 256, 512, 256},
-    {"h100", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(80), 1.755e9, 3350e9, 256, 2560, 1280}, /* SXM */
-    {"h200", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(141), 1.755e9, 4800e9, 256, 2560, 1280},
-    {"b200", 100, 148, KIB(227), KIB(228), 65536, MIB(126), GB(180), 1.85e9, 8000e9, 256, 2048, 1024},
-    {"rtx5090", 120, 170, KIB(99), KIB(100), 65536, MIB(96), GB(32), 2.407e9, 1792e9, 256, 512, 256},
+    /* name, arch, processors, shared a block and processor, registers, L2, memory, hertz, bytes/s, FLOP/cycle (4) */
+    {"t4", 75, 40, KIB(64), KIB(64), 65536, MIB(4), GB(16), 1.59e9, 320e9, 128, 1024, 0, 0},
+    {"rtx8000", 75, 72, KIB(64), KIB(64), 65536, MIB(6), GB(48), 1.77e9, 672e9, 128, 1024, 0, 0},
+    {"a100", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(80), 1.41e9, 2039e9, 128, 2048, 1024, 0}, /* SXM, 80 GB */
+    {"a100-40gb", 80, 108, KIB(163), KIB(164), 65536, MIB(40), GB(40), 1.41e9, 1555e9, 128, 2048, 1024, 0},
+    {"a10", 86, 72, KIB(99), KIB(100), 65536, MIB(6), GB(24), 1.695e9, 600e9, 256, 1024, 512, 0},
+    {"l4", 89, 58, KIB(99), KIB(100), 65536, MIB(48), GB(24), 2.04e9, 300e9, 256, 1024, 512, 0},
+    {"rtx4090", 89, 128, KIB(99), KIB(100), 65536, MIB(72), GB(24), 2.52e9, 1008e9, 256, 512, 256, 0},
+    {"h100", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(80), 1.755e9, 3350e9, 256, 2560, 1280, 4096}, /* SXM */
+    {"h200", 90, 132, KIB(227), KIB(228), 65536, MIB(50), GB(141), 1.755e9, 4800e9, 256, 2560, 1280, 4096},
+    {"b200", 100, 148, KIB(227), KIB(228), 65536, MIB(126), GB(180), 1.85e9, 8000e9, 256, 2048, 1024, 0},
+    {"rtx5090", 120, 170, KIB(99), KIB(100), 65536, MIB(96), GB(32), 2.407e9, 1792e9, 256, 512, 256, 0},
 };
 
 /* Limits that the architecture alone sets: bytes of shared memory; threads and blocks of a processor; bytes of shared
@@ -108,6 +108,7 @@ void attn__gpu_complete(attn__gpu *gpu) {
     gpu->fma_cycle = row->fma_cycle;
     gpu->mma_cycle = row->mma_cycle;
     gpu->mma_tf32_cycle = row->mma_tf32_cycle;
+    gpu->wgmma_cycle = row->wgmma_cycle;
     gpu->hertz = gpu->hertz > 0 ? gpu->hertz : row->hertz;
     gpu->memory_rate = gpu->memory_rate > 0 ? gpu->memory_rate : row->memory_rate;
 }
@@ -143,6 +144,7 @@ void attn__gpu_lower(attn__gpu *gpu, int arch) {
             gpu->shared_processor =
                 gpu->shared_processor < limits[n].shared_processor ? gpu->shared_processor : limits[n].shared_processor;
             gpu->mma_tf32_cycle = arch < 80 ? 0 : gpu->mma_tf32_cycle;
+            gpu->wgmma_cycle = 0; /* in sm_90a alone, which no code for another device is */
         }
     }
 }

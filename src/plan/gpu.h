@@ -12,8 +12,8 @@ extern const attn__gpu attn__gpus[ATTN__GPUS];
 /* The row of that name ("a100", any case); NULL if unknown. */
 const attn__gpu *attn__gpu_find(const char *name);
 
-/* Fills in what the driver does not tell (fma_cycle, mma_cycle, mma_tf32_cycle, and hertz and memory_rate where they
- * are 0): from the row whose name occurs in gpu->name, else from the first row of the same architecture, else from the
+/* Fills in what the driver does not tell (fma_cycle, mma_cycle, mma_tf32_cycle, wgmma_cycle, and hertz and
+ * memory_rate where they are 0): from the row whose name occurs in gpu->name, else from the first row of the same architecture, else from the
  * last row of an older one. */
 void attn__gpu_complete(attn__gpu *gpu);
 

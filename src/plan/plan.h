@@ -45,6 +45,7 @@ typedef struct attn__gpu {
     /* FLOP a cycle and processor: float32 FMA; dense tensor-core products of f16/bf16 and of tf32 (0: none) that
      * warp-wide mma.sync reaches. */
     double fma_cycle, mma_cycle, mma_tf32_cycle;
+    double wgmma_cycle; /* f16/bf16 by sm_90's warp-group instructions; 0: code with them, or tensor maps, cannot run */
 } attn__gpu;
 
 typedef struct attn__impl attn__impl; /* src/backend.h */
