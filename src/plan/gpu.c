@@ -144,7 +144,7 @@ void attn__gpu_lower(attn__gpu *gpu, int arch) {
             gpu->shared_processor =
                 gpu->shared_processor < limits[n].shared_processor ? gpu->shared_processor : limits[n].shared_processor;
             gpu->mma_tf32_cycle = arch < 80 ? 0 : gpu->mma_tf32_cycle;
-            gpu->wgmma_cycle = 0; /* in sm_90a alone, which no code for another device is */
+            gpu->wgmma_cycle = arch == 90 ? gpu->wgmma_cycle : 0;
         }
     }
 }
