@@ -8,6 +8,17 @@ __all__ = ["attention", "reference", "check_device", "info", "install_as_flash_a
 __version__ = "%d.%d.%d" % (_library.version() // 10000, _library.version() // 100 % 100, _library.version() % 100)
 
 
+_quick = None  # the way of calls that PyTorch's part has prepared, once that is imported
+
+
+def _with_torch():
+    global _quick
+    from . import _torch
+
+    _quick = _torch.quick
+    return _torch
+
+
 def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", window=(-1, -1), global_tokens=0, scale=None,
               softcap=0.0, alibi=None, bias=None, mask=None, sink=None, dropout=0.0, seed=None, offset=0, cu_seqlens_q=None,
               cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, deterministic=False, tf32=False,
@@ -16,13 +27,18 @@ def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", wi
     """o, or (o, lse) with return_lse. docs/python.md describes each argument.
 
     Differentiable in q, k, v, bias and sink, and through o and lse, with PyTorch."""
+    if _quick is not None and out is None and not dropout:
+        found = _quick(q, k, v, (layout, causal, corner, window, global_tokens, scale, softcap, dropout, deterministic, tf32,
+                                 implementation, tile_q, tile_kv, splits, stages, tensor_cores), out_dtype, return_lse, bias, mask,
+                       alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, max_seqlen_q, max_seqlen_kv)
+        if found is not None:
+            return found
     given = dict(layout=layout, causal=causal, corner=corner, window=window, global_tokens=global_tokens, scale=scale, softcap=softcap,
                  dropout=dropout, deterministic=deterministic, tf32=tf32, implementation=implementation, tile_q=tile_q,
                  tile_kv=tile_kv, splits=splits, stages=stages, tensor_cores=tensor_cores)
     more = dict(mask=mask, alibi=alibi, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv, seed=seed)
     if _tensors.is_torch(q):
-        from . import _torch
-
+        _torch = _with_torch()
         o, lse = _torch.attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
         return (o, lse) if return_lse else o
     o, lse = _run.forward(q, k, v, options=_problem.options(**given), out=out, out_dtype=out_dtype, bias=bias, sink=sink,

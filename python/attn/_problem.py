@@ -2,6 +2,7 @@
 """From views of tensors and options to a plan. Plans are kept: one for each set of shapes, strides, types, options and
 device, the latest ones first."""
 import ctypes
+import operator
 import threading
 from collections import OrderedDict, namedtuple
 
@@ -16,25 +17,41 @@ Options = namedtuple(
     defaults=("bshd", False, "bottom-right", (-1, -1), 0, None, 0.0, 0.0, False, False, None, 0, 0, 0, 0, None, 0, 0),
 )
 LAYOUTS = {"bshd": (0, 2, 1, 3), "bhsd": (0, 1, 2, 3), "thd": (None, 1, 0, 2)}
+_WHOLE = ("global_tokens", "tile_q", "tile_kv", "splits", "stages", "head_first", "batch_first")
 KEPT = 256
 
 
+def _whole(name, value):
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise invalid(name, repr(value), "be a whole number") from None
+
+
 def options(**given):
-    """Options checked one by one; window and numbers may be anything that int() or float() takes."""
+    """Options checked one by one, in plain types: equal ones are the same key of a plan."""
     o = Options(**given)
-    if o.layout not in LAYOUTS:
+    if not isinstance(o.layout, str) or o.layout not in LAYOUTS:
         raise invalid("layout", repr(o.layout), 'be "bshd", "bhsd" or "thd"')
-    if o.corner not in ("bottom-right", "top-left"):
+    if not isinstance(o.corner, str) or o.corner not in ("bottom-right", "top-left"):
         raise invalid("corner", repr(o.corner), 'be "bottom-right" or "top-left"')
     try:
         left, right = (-1 if x is None else int(x) for x in o.window)
     except (TypeError, ValueError):
         raise invalid("window", repr(o.window), "be two numbers, left and right") from None
+    plain = {name: _whole(name, getattr(o, name)) for name in _WHOLE}
     for name in ("scale", "softcap", "dropout"):
         value = getattr(o, name)
         if not isinstance(value, (int, float)) and not (name == "scale" and value is None):
             raise invalid(name, repr(value), "be a number")
-    return o._replace(window=(left, right), causal=bool(o.causal), deterministic=bool(o.deterministic), tf32=bool(o.tf32))
+        plain[name] = value if value is None else float(value)
+    if o.tensor_cores is not None and o.tensor_cores not in (False, True):
+        raise invalid("tensor_cores", repr(o.tensor_cores), "be None, False or True")
+    if o.implementation is not None and not isinstance(o.implementation, str):
+        raise invalid("implementation", repr(o.implementation), "be a name")
+    cores = None if o.tensor_cores is None else bool(o.tensor_cores)
+    return o._replace(layout=str(o.layout), corner=str(o.corner), window=(left, right), causal=bool(o.causal),
+                      deterministic=bool(o.deterministic), tf32=bool(o.tf32), tensor_cores=cores, **plain)
 
 
 class Sizes(namedtuple("Sizes", "batch heads_q heads_kv tokens_q tokens_kv total_q total_kv dim_qk dim_v packed")):

@@ -151,21 +151,21 @@ def _run(call, plan, given, pointers):
         space = np.empty(plan.workspace + 64, np.uint8) if plan.workspace else None
         address = (space.ctypes.data + 63) // 64 * 64 if plan.workspace else None
     else:
-        from . import _torch
-        space, address, stream = _torch.workspace(given.q.device, plan.workspace)
+        from . import _cuda
+        space, address = _cuda.workspace(given.q.device, plan.workspace)
+        stream = _cuda.stream(given.q.device.index)
         if given.device_lengths:
-            status = _torch.status_word(given.q.device)
-            args.status = status.data_ptr()
+            *status, args.status = _cuda.status_word(given.q.device)
         args.device_seed = None if given.device_seed is None else given.device_seed.data_ptr()
     failed = call(plan.handle, args, address, plan.workspace, stream, error)
     plan.spare.append(args)
     if failed:
         raise_status(error)
     if status is not None:
-        _torch.note_status(status)
+        _cuda.note_status(*status)
 
 
-def _checked(given, t, name, shape, kinds):
+def checked(given, t, name, shape, kinds):
     found = view(t, name)
     if tuple(found.shape) != tuple(shape):
         raise invalid(name, f"of shape {tuple(found.shape)}", f"be {tuple(shape)}")
@@ -174,6 +174,43 @@ def _checked(given, t, name, shape, kinds):
     if found.device != given.device:
         raise invalid(name, f"on {found.device}", f"lie where q does, on {given.device}")
     return found
+
+
+def forward_plan(given, vo, vl):
+    """The plan for these views of o and lse."""
+
+    def make():
+        p = given.problem(0)
+        p.o, p.lse = _problem.layout(given.o, "out", vo), _problem.lse_layout(given.s, "lse", vl)
+        return given.device, p, given.o
+
+    return _problem.plan(("forward", given.key(), vo[1:], vl[1:]), make)
+
+
+def backward_plan(given, ins, found, accumulate=False):
+    """The plan for views of inputs (dout, lse, and o, dlse, delta where given) and of the gradients that are wanted."""
+
+    def make():
+        p = given.problem(1, lib.ACCUMULATE if accumulate else 0)
+        p.o = _problem.layout(given.o, "o", ins.get("o", ins["dout"]))
+        p.lse = _problem.lse_layout(given.s, "lse", ins["lse"])
+        p.dout = _problem.layout(given.o, "dout", ins["dout"])
+        for name in ("dq", "dk", "dv"):
+            if name in found:
+                setattr(p, name, _problem.layout(given.o, name, found[name]))
+            else:
+                setattr(p, name, _plain(given, given.views[name[1]]))
+        shared = ins.get("dlse") or ins.get("delta")
+        if shared is not None:
+            p.dlse = _problem.lse_layout(given.s, "dlse", shared)
+        if "dbias" in found:
+            p.dbias = _problem.score_layout(given.s, "dbias", found["dbias"], ("float32", "float64"))
+        if "dsink" in found and found["dsink"].stride != given.views["sink"].stride:
+            raise invalid("dsink", "of other strides", "be laid out as sink is")
+        return given.device, p, given.o
+
+    key = ("backward", given.key(), accumulate, tuple((n, t[1:]) for n, t in ins.items()), tuple((n, t[1:]) for n, t in found.items()))
+    return _problem.plan(key, make)
 
 
 def forward(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, **more):
@@ -185,15 +222,9 @@ def forward(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, **more
         out = _tensors.empty(given.q, given.o_shape(), str(out_dtype).replace("torch.", "") if out_dtype else kind)
     if lse is None:
         lse = _tensors.empty(given.q, given.s.lse_shape(), wide)
-    vo = _checked(given, out, "out", given.o_shape(), (kind, wide))
-    vl = _checked(given, lse, "lse", given.s.lse_shape(), (wide,))
-
-    def make():
-        p = given.problem(0)
-        p.o, p.lse = _problem.layout(given.o, "out", vo), _problem.lse_layout(given.s, "lse", vl)
-        return given.device, p, given.o
-
-    plan = _problem.plan(("forward", given.key(), vo[1:], vl[1:]), make)
+    vo = checked(given, out, "out", given.o_shape(), (kind, wide))
+    vl = checked(given, lse, "lse", given.s.lse_shape(), (wide,))
+    plan = forward_plan(given, vo, vl)
     _clear(given, "cu_seqlens_q", (out,), lse)
     _run(lib.forward, plan, given, {"o": vo.address, "lse": vl.address})
     return out, lse
@@ -216,39 +247,19 @@ def backward(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=None, 
             if name in ("dq", "dk", "dv") and accumulate:
                 _tensors.fill(outputs[name], 0)
     outputs = {name: t for name, t in outputs.items() if t is not None}
-    found = {name: _checked(given, t, name, source[name].shape, (kind, wide) if name in ("dq", "dk", "dv") else (wide,))
+    found = {name: checked(given, t, name, source[name].shape, (kind, wide) if name in ("dq", "dk", "dv") else (wide,))
              for name, t in outputs.items()}
-    ins = {"dout": _checked(given, adopt(dout, "dout"), "dout", given.o_shape(), (kind, wide)),
-           "lse": _checked(given, adopt(lse, "lse"), "lse", given.s.lse_shape(), (wide,))}
+    ins = {"dout": checked(given, adopt(dout, "dout"), "dout", given.o_shape(), (kind, wide)),
+           "lse": checked(given, adopt(lse, "lse"), "lse", given.s.lse_shape(), (wide,))}
     if o is not None:
-        ins["o"] = _checked(given, adopt(o, "o"), "o", given.o_shape(), (kind, wide))
+        ins["o"] = checked(given, adopt(o, "o"), "o", given.o_shape(), (kind, wide))
     for name, t in (("dlse", dlse), ("delta", delta)):
         if t is not None:
-            ins[name] = _checked(given, adopt(t, name), name, given.s.lse_shape(), (wide,))
+            ins[name] = checked(given, adopt(t, name), name, given.s.lse_shape(), (wide,))
     if "dlse" in ins and "delta" in ins and ins["dlse"].stride != ins["delta"].stride:
         raise invalid("delta", f"with strides {ins['delta'].stride}", f"have dlse's {ins['dlse'].stride}")
 
-    def make():
-        p = given.problem(1, lib.ACCUMULATE if accumulate else 0)
-        p.o = _problem.layout(given.o, "o", ins.get("o", ins["dout"]))
-        p.lse = _problem.lse_layout(given.s, "lse", ins["lse"])
-        p.dout = _problem.layout(given.o, "dout", ins["dout"])
-        for name in ("dq", "dk", "dv"):
-            if name in found:
-                setattr(p, name, _problem.layout(given.o, name, found[name]))
-            else:
-                setattr(p, name, _plain(given, given.views[name[1]]))
-        shared = ins.get("dlse") or ins.get("delta")
-        if shared is not None:
-            p.dlse = _problem.lse_layout(given.s, "dlse", shared)
-        if "dbias" in found:
-            p.dbias = _problem.score_layout(given.s, "dbias", found["dbias"], (wide,))
-        return given.device, p, given.o
-
-    key = ("backward", given.key(), accumulate, tuple((n, t[1:]) for n, t in ins.items()), tuple((n, t[1:]) for n, t in found.items()))
-    plan = _problem.plan(key, make)
-    if "dsink" in outputs and view(outputs["dsink"], "dsink").stride != given.views["sink"].stride:
-        raise invalid("dsink", "of other strides", "be laid out as sink is")
+    plan = backward_plan(given, ins, found, accumulate)
     if not accumulate:
         _clear(given, "cu_seqlens_q", (outputs.get("dq"),))
         _clear(given, "cu_seqlens_kv", (outputs.get("dk"), outputs.get("dv")))

@@ -1,73 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch: gradients, and custom operators for what traces instead of running.
 
-Eager calls on plain tensors go through an autograd.Function to the library; under torch.compile, export and for tensor
-subclasses the operators attn::forward and attn::backward stand for them. Work is queued in the current stream of the
-tensors' device, workspace is the caching allocator's, and nothing waits for the device."""
+Eager calls on plain tensors go through prepared calls (_prepared) to the library, with gradients through an
+autograd.Function; under torch.compile, export, dispatch modes, functorch and for tensor subclasses the operators
+attn::forward and attn::backward stand for them. Work is queued in the current stream of the tensors' device, workspace
+is the caching allocator's, and nothing waits for the device."""
 from typing import Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from . import _library as lib
-from . import _problem, _run
-from ._errors import invalid, raise_status
+from . import _cuda, _prepared, _problem, _run
+from ._errors import invalid
 
-_RING = 64
-_rings = {}
-
-
-def workspace(device, size):
-    with torch.cuda.device(device):
-        space = torch.empty(size, dtype=torch.uint8, device=device) if size else None
-        return space, space.data_ptr() if size else None, torch.cuda.current_stream(device).cuda_stream
-
-
-class _Ring:
-    """Status words of calls whose lengths lie on the device, and their copies in pinned memory, which arrive by themselves."""
-
-    def __init__(self, device):
-        self.words = torch.zeros(_RING, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(_RING, dtype=torch.int32, pin_memory=True)
-        self.next = 0
-
-    def look(self):
-        bad = self.seen.nonzero()
-        if len(bad):
-            word = int(self.seen[bad[0]])
-            self.seen.zero_()
-            error = lib.Status()
-            lib.status_word(word, error)
-            raise_status(error)
-
-
-def status_word(device):
-    ring = _rings.get(device)
-    if ring is None:
-        ring = _rings[device] = _Ring(device)
-    if not torch.cuda.is_current_stream_capturing():
-        ring.look()
-    ring.next = (ring.next + 1) % _RING
-    return ring.words[ring.next:ring.next + 1]
-
-
-def note_status(word):
-    at = word.storage_offset()
-    _rings[word.device].seen[at:at + 1].copy_(word, non_blocking=True)
-
-
-def check_device():
-    """Waits for the devices and raises what earlier calls found wrong with lengths that lie there."""
-    for device, ring in list(_rings.items()):
-        torch.cuda.synchronize(device)
-        ring.look()
+check_device = _cuda.check_device
+_PLAIN = (Tensor, torch.nn.Parameter)
+_grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_compiling
+_modes, _transforms, _tracing = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 
 
 def _gradients(options, more, dout, q, k, v, bias, sink, o, lse, dlse, need):
     if dout is None:
         dout = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
-    if dlse is not None and dlse.dtype != lse.dtype:
-        dlse = dlse.to(lse.dtype)
+    dout = dout.resolve_neg()
+    if dlse is not None:
+        dlse = dlse.to(lse.dtype).resolve_neg()
     need = [name for name, wanted in zip(("dq", "dk", "dv", "dbias", "dsink"), need) if wanted]
     found = _run.backward(dout, q, k, v, o, lse, options=options, dlse=dlse, bias=bias, sink=sink, need=need, **more)
     if bias is not None and "dbias" in found:
@@ -75,23 +33,102 @@ def _gradients(options, more, dout, q, k, v, bias, sink, o, lse, dlse, need):
     return [found.get(name) for name in ("dq", "dk", "dv", "dbias", "dsink")]
 
 
-class _Attention(torch.autograd.Function):
+def _once(found):
+    """Gradients of which no further ones exist: asking for those is an error, not zero."""
+    if not _grad_enabled():
+        return found
+    given = [g.detach().requires_grad_() for g in found if g is not None]
+    fail = torch._C._functions.DelayedError(b"attn.attention: backward of backward is not offered", len(given))
+    marked = fail(*given)
+    marked = iter((marked,) if isinstance(marked, Tensor) else marked)
+    return tuple(None if g is None else next(marked) for g in found)
+
+
+class _Prepared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias, sink, call, others, seed, wants_lse):
+        o, lse = call.forward(q, k, v, others, seed, True)
+        if others is None:
+            ctx.save_for_backward(q, k, v, o, lse)
+        else:
+            ctx.save_for_backward(q, k, v, o, lse, *others, seed if type(seed) is Tensor else None)
+        ctx.call, ctx.seed = call, None if type(seed) is Tensor else seed
+        ctx.set_materialize_grads(False)
+        return (o, lse) if wants_lse else o
+
+    @staticmethod
+    def backward(ctx, dout, dlse=None):
+        if dout is None and dlse is None:
+            return (None,) * 9
+        q, k, v, o, lse, *others = ctx.saved_tensors
+        seed = ctx.seed
+        if others:
+            seed = others.pop() if seed is None else seed
+        found = ctx.call.backward(dout, dlse, ctx.needs_input_grad[:5], q, k, v, o, lse, others or None, seed)
+        if _grad_enabled():
+            found = _once(found)
+        return (*found, None, None, None, None)
+
+
+class _General(torch.autograd.Function):
+    """Calls whose plan depends on lengths that lie on the host."""
+
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, options, out_dtype, more):
         o, lse = _run.forward(q, k, v, options=options, out_dtype=out_dtype, bias=bias, sink=sink, **more)
-        ctx.save_for_backward(q, k, v, bias, sink, o, lse)
-        ctx.options, ctx.more = options, more
+        ctx.tensors = [name for name, t in more.items() if isinstance(t, Tensor)]
+        ctx.save_for_backward(q, k, v, bias, sink, o, lse, *[more[name] for name in ctx.tensors])
+        ctx.options, ctx.more = options, {name: t for name, t in more.items() if name not in ctx.tensors}
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, bias, sink, o, lse = ctx.saved_tensors
         if dout is None and dlse is None:
             return (None,) * 8
-        found = _gradients(ctx.options, ctx.more, dout, q, k, v, bias, sink, o, lse, dlse, ctx.needs_input_grad[:5])
-        return (*found, None, None, None)
+        q, k, v, bias, sink, o, lse, *tensors = ctx.saved_tensors
+        more = {**ctx.more, **dict(zip(ctx.tensors, tensors))}
+        with torch.no_grad():
+            found = _gradients(ctx.options, more, dout, q, k, v, bias, sink, o, lse, dlse, ctx.needs_input_grad[:5])
+        return (*_once(found), None, None, None)
+
+
+def quick(q, k, v, options, out_dtype, return_lse, bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv,
+          max_seqlen_q, max_seqlen_kv):
+    """The result of a call that was prepared before; None for `attention` to take it. options: see key_of. Nothing here
+    checks arguments: what has a key as prepared was checked then. No dropout."""
+    if _compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return None
+    if _modes() or _transforms() or _tracing() or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    graded = _grad_enabled()
+    need = graded and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if (bias is None and sink is None and mask is None and alibi is None and cu_seqlens_q is None and cu_seqlens_kv is None
+            and used_q is None and used_kv is None):
+        others = None
+    else:
+        others = (bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv)
+        for t in others:
+            if t is not None and (type(t) not in _PLAIN or t.is_neg()):
+                return None
+        if graded:
+            if (mask is not None and mask.requires_grad) or (alibi is not None and alibi.requires_grad):
+                return None
+            need = need or (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
+    try:
+        call = _prepared.find(_prepared.key_of(q, k, v, others, None, options, out_dtype, max_seqlen_q, max_seqlen_kv))
+    except TypeError:
+        return None
+    if call is None:
+        return None
+    if need:
+        return _apply(q, k, v, bias, sink, call, others, None, return_lse)
+    o, lse = call.forward(q, k, v, others, None, return_lse)
+    return (o, lse) if return_lse else o
+
+
+# Function.apply without its look at functorch, which quick and attention have taken.
+_apply = super(torch.autograd.Function, _Prepared).apply
 
 
 _TENSORS = ("mask", "alibi", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "seed")
@@ -171,41 +208,80 @@ def _op_backward(ctx, dout, dlse):
 _forward_op.register_autograd(_op_backward, setup_context=_save)
 
 
+def _seed(given, seed, offset, q):
+    """(seed, offset) as numbers, or two words on q's device that are read there."""
+    if seed is None:
+        seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    if isinstance(seed, Tensor):
+        if seed.device != q.device and seed.device.type != "cpu":
+            raise invalid("seed", f"on {seed.device}", f"lie on the CPU or where q does, on {q.device}")
+        if seed.is_cuda:
+            seed = seed.detach().reshape(-1).to(torch.int64)
+            return seed if seed.numel() == 2 else torch.nn.functional.pad(seed[:1], (0, 1), value=int(offset))
+        seed = seed.reshape(-1).tolist()
+    words = [int(x) for x in (seed if isinstance(seed, (list, tuple)) else [seed])]
+    if not words:
+        raise invalid("seed", "empty", "have one or two numbers")
+    return words[0] & (2**64 - 1), (words[1] if len(words) > 1 else int(offset)) & (2**64 - 1)
+
+
+def _refuse_tangents(tensors):
+    if forward_ad._current_level >= 0:
+        for name, t in tensors.items():
+            if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+                raise invalid(name, "with a forward-mode tangent", "have none: only reverse-mode gradients exist")
+
+
 def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more):
-    """given: keywords of the options; more: the tensors named in _TENSORS."""
+    """(o, lse). given: keywords of the options; more: the tensors named in _TENSORS."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, Tensor):
             raise invalid(name, f"of type {type(t).__name__}", "be a torch tensor like the others")
     for name in ("mask", "alibi"):
         t = more[name]
-        if t is not None and t.requires_grad and torch.is_grad_enabled():
+        if isinstance(t, Tensor) and t.requires_grad and torch.is_grad_enabled():
             raise invalid(name, "a tensor that requires a gradient", "not require one: none exists for it")
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if sink is not None and sink.dtype != wide:
+    if isinstance(sink, Tensor) and sink.dtype != wide:
         sink = sink.to(wide)
-    if given["dropout"] and more["seed"] is None:
-        more["seed"] = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(out_dtype, str):
         out_dtype = getattr(torch, out_dtype)
-    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, bias, sink))
+    differentiable = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, bias, sink))
     if out is not None and differentiable:
         raise invalid("out", "given", "be left out where gradients are wanted")
-    traced = torch.compiler.is_compiling()
-    if traced or any(type(t) not in (Tensor, torch.nn.Parameter) for t in (q, k, v)):
-        if out is not None:
-            raise invalid("out", "given", "be left out of traced calls")
-        seed = more["seed"]
-        if seed is not None and not isinstance(seed, Tensor):
-            seed, offset = torch.tensor([seed, offset], dtype=torch.int64), 0
-        left, right = given["window"]
-        cores = given["tensor_cores"]
-        return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], more["cu_seqlens_q"], more["cu_seqlens_kv"],
-                           more["used_q"], more["used_kv"], seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"],
-                           given["causal"], given["corner"], left, right, given["global_tokens"], given["scale"],
-                           given["softcap"], given["dropout"], given["deterministic"], given["tf32"], given["implementation"],
-                           given["tile_q"], given["tile_kv"], given["splits"], given["stages"], cores)
+    if _compiling() or any(type(t) not in _PLAIN for t in (q, k, v)) or _modes() or _transforms() or _tracing():
+        return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    more = {name: t.resolve_neg() if isinstance(t, Tensor) else t for name, t in more.items()}
+    bias, sink = (t.resolve_neg() if isinstance(t, Tensor) else t for t in (bias, sink))
+    _refuse_tangents({"q": q, "k": k, "v": v, "bias": bias, "sink": sink})
     options = _problem.options(**given)
-    more.update(offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv)
+    seed = _seed(given, more["seed"], offset, q) if options.dropout else None
+    others = (bias, more["mask"], more["alibi"], sink, *(more[n] for n in ("cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")))
+    if all(t is None for t in others):
+        others = None
+    if out is None and all(t is None or isinstance(t, Tensor) for t in others or ()) and _prepared.fits(q, others):
+        call = _prepared.prepare(q, k, v, others, seed, options, out_dtype, max_seqlen_q, max_seqlen_kv)
+        if differentiable:
+            return _apply(q, k, v, bias, sink, call, others, seed, True)
+        return call.forward(q, k, v, others, seed, True)
+    more.update(max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, seed=list(seed) if type(seed) is tuple else seed)
     if differentiable:
-        return _Attention.apply(q, k, v, bias, sink, options, out_dtype, more)
+        return _General.apply(q, k, v, bias, sink, options, out_dtype, more)
     return _run.forward(q, k, v, options=options, out=out, out_dtype=out_dtype, bias=bias, sink=sink, **more)
+
+
+def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more):
+    if out is not None:
+        raise invalid("out", "given", "be left out of traced calls")
+    seed = more["seed"]
+    if given["dropout"] and seed is None:
+        seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+    if seed is not None and not isinstance(seed, Tensor):
+        seed, offset = torch.tensor([seed, offset], dtype=torch.int64), 0
+    left, right = given["window"]
+    return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], more["cu_seqlens_q"], more["cu_seqlens_kv"],
+                       more["used_q"], more["used_kv"], seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"],
+                       given["causal"], given["corner"], left, right, given["global_tokens"], given["scale"], given["softcap"],
+                       given["dropout"], given["deterministic"], given["tf32"], given["implementation"], given["tile_q"],
+                       given["tile_kv"], given["splits"], given["stages"], given["tensor_cores"])

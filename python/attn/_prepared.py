@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on PyTorch tensors, prepared once and then run for the cost of their launch.
+
+A key holds all that a plan depends on: options, and of each tensor shape, strides, type and device. What is kept under
+it is a `Forward`: the plan, patterns of the outputs, argument blocks. A later call with that key makes its outputs,
+writes addresses into a block and calls the library. Each `Forward` keeps the `Backward`s that were wanted of it, by
+strides of the arriving gradients and by what needs one.
+
+Invariants
+- A key is kept only with options in plain types (_problem.options), so that equal keys mean equal plans.
+- An argument block serves one running call: it is taken from a list and given back, which threads may do together.
+  Fields that a key does not use are 0 in the blocks of its call, always.
+- Lengths are device memory here, contiguous int32. Lengths on the host are data that a plan depends on: _run's."""
+import ctypes
+import struct
+import threading
+
+import torch
+
+from . import _cuda, _problem, _run
+from . import _library as lib
+from ._errors import raise_status
+from ._tensors import view
+
+OTHERS = ("bias", "mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")
+_LENGTHS = OTHERS[4:]
+_KEPT = 1024
+_SMALL = 1 << 16  # bytes of workspace that an argument block on the CPU keeps
+
+_FIVE, _MORE, _PAIR, _ONE = (struct.Struct("=%dQ" % n).pack_into for n in (5, 8, 2, 1))
+_Q, _BIAS, _SEED, _DOUT = lib.Args.q.offset, lib.Args.bias.offset, lib.Args.seed.offset, lib.Args.dout.offset
+_STATUS, _DEVICE_SEED = lib.Args.status.offset, lib.Args.device_seed.offset
+
+
+def _plain(name):
+    """The library's function taking addresses as numbers."""
+    function = lib.library[name]
+    function.restype = ctypes.c_int
+    function.argtypes = (ctypes.c_void_p,) * 3 + (ctypes.c_size_t,) + (ctypes.c_void_p,) * 2
+    return function
+
+
+_forward, _backward = _plain("attn_forward"), _plain("attn_backward")
+_empty_like, _zeros_like = torch.empty_like, torch.zeros_like
+_calls = {}
+_lock = threading.Lock()
+
+
+def pattern(shape, dtype, device):
+    """One element that empty_like takes for a contiguous tensor of that shape."""
+    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+
+
+class _Block:
+    __slots__ = ("args", "error", "at_args", "at_error", "space", "at_space")
+
+    def __init__(self, space):
+        self.args, self.error = lib.Args(struct_size=ctypes.sizeof(lib.Args)), lib.Status()
+        self.at_args, self.at_error = ctypes.addressof(self.args), ctypes.addressof(self.error)
+        self.space = torch.empty(space + 64, dtype=torch.uint8) if space else None
+        self.at_space = (self.space.data_ptr() + 63) // 64 * 64 if space else None
+
+
+class _Call:
+    __slots__ = ("function", "plan", "handle", "workspace", "space", "kept", "blocks", "device", "index", "counted", "stray")
+
+    def __init__(self, function, plan, given):
+        self.function, self.plan, self.handle, self.workspace = function, plan, plan.handle.value, plan.workspace
+        self.blocks, self.device, self.index = [], given.q.device, given.q.device.index
+        self.counted = given.device_lengths
+        self.stray = given.s.packed  # rows may belong to no sequence
+        on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            self.index = None
+        self.kept = self.workspace if on_cpu and self.workspace <= _SMALL else 0
+        self.space = None
+        if self.workspace and not self.kept:
+            self.space = pattern((self.workspace + (64 if on_cpu else 0),), torch.uint8, self.device)
+
+    def run(self, q, k, v, o, lse, others, seed, gradients):
+        """others: tensors in the order of OTHERS, or None; seed: (seed, offset), a tensor of two on the device, or None."""
+        try:
+            block = self.blocks.pop()
+        except IndexError:
+            block = _Block(self.kept)
+        args = block.args
+        _FIVE(args, _Q, q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0 if lse is None else lse.data_ptr())
+        if others is not None:
+            _MORE(args, _BIAS, *[0 if t is None else t.data_ptr() for t in others])
+        if gradients is not None:
+            _MORE(args, _DOUT, *[0 if t is None else t.data_ptr() for t in gradients])
+        if seed is not None:
+            if type(seed) is tuple:
+                _PAIR(args, _SEED, *seed)
+            else:
+                _ONE(args, _DEVICE_SEED, seed.data_ptr())
+        space, address = self.space, block.at_space
+        if space is not None:
+            space = _empty_like(space)
+            address = space.data_ptr()
+        if self.index is None:
+            if space is not None:
+                address = (address + 63) // 64 * 64
+            failed = self.function(self.handle, block.at_args, address, self.workspace, None, block.at_error)
+        else:
+            if self.counted:
+                board, at, word = _cuda.status_word(self.device)
+                _ONE(args, _STATUS, word)
+            failed = self.function(self.handle, block.at_args, address, self.workspace, _cuda.stream(self.index), block.at_error)
+            if self.counted and not failed:
+                _cuda.note_status(board, at)
+        if failed:
+            raise_status(block.error)
+        self.blocks.append(block)
+
+
+class Forward(_Call):
+    __slots__ = ("options", "more", "like_o", "type_o", "like_lse", "gradients")
+
+    def __init__(self, q, k, v, others, seed, options, out_dtype, more):
+        given = _given(options, q, k, v, others, seed, more)
+        self.options, self.more, self.gradients = options, more, {}
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = out_dtype or q.dtype
+        shape = given.o_shape()
+        self.like_o = None if shape == tuple(q.shape) else pattern(shape, dtype, q.device)
+        self.type_o = None if dtype == q.dtype else dtype
+        self.like_lse = pattern(given.s.lse_shape(), wide, q.device)
+        o, lse = self._new_o(q, _empty_like), _empty_like(self.like_lse)
+        kinds = (str(q.dtype)[6:], str(wide)[6:])
+        vo = _run.checked(given, o, "out_dtype", shape, kinds)
+        super().__init__(_forward, _run.forward_plan(given, vo, view(lse, "lse")), given)
+
+    def _new_o(self, q, new):
+        if self.like_o is not None:
+            return new(self.like_o)
+        return new(q) if self.type_o is None else new(q, dtype=self.type_o)
+
+    def forward(self, q, k, v, others, seed, wants_lse):
+        if self.stray:
+            o = self._new_o(q, _zeros_like)
+            lse = _empty_like(self.like_lse).fill_(-float("inf"))
+        else:
+            o = _empty_like(q) if self.like_o is None and self.type_o is None else self._new_o(q, _empty_like)
+            lse = _empty_like(self.like_lse) if wants_lse else None
+        self.run(q, k, v, o, lse, others, seed, None)
+        return o, lse
+
+    def backward(self, dout, dlse, need, q, k, v, o, lse, others, seed):
+        """dq, dk, dv, dbias, dsink, None where need says so."""
+        if dout is None:
+            dout = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
+        elif dout.is_neg():
+            dout = dout.resolve_neg()
+        if dlse is not None:
+            dlse = dlse.to(lse.dtype).resolve_neg()
+        key = (need, dout.stride(), None if dlse is None else dlse.stride())
+        call = self.gradients.get(key)
+        if call is None:
+            call = Backward(self, need, dout, dlse, q, k, v, o, lse, others, seed)
+            if len(self.gradients) >= _KEPT:
+                self.gradients.clear()
+            self.gradients[key] = call
+        return call.backward(dout, dlse, q, k, v, o, lse, others, seed)
+
+
+class Backward(_Call):
+    __slots__ = ("need", "wide")
+
+    def __init__(self, forward, need, dout, dlse, q, k, v, o, lse, others, seed):
+        given = _given(forward.options, q, k, v, others, seed, forward.more)
+        self.need, self.wide, self.stray = need, lse.dtype, forward.stray
+        ins = {"dout": view(dout, "dout"), "lse": view(lse, "lse"), "o": view(o, "o")}
+        if dlse is not None:
+            ins["dlse"] = view(dlse, "dlse")
+        made = self._new(q, k, v, others)
+        found = {name: view(t, name) for name, t in zip(("dq", "dk", "dv", "dbias", "dsink"), made) if t is not None}
+        super().__init__(_backward, _run.backward_plan(given, ins, found), given)
+
+    def _new(self, q, k, v, others):
+        new, need = _zeros_like if self.stray else _empty_like, self.need
+        return (new(q) if need[0] else None, new(k) if need[1] else None, new(v) if need[2] else None,
+                _empty_like(others[0], dtype=self.wide) if need[3] else None,
+                _empty_like(others[3], dtype=self.wide) if need[4] else None)
+
+    def backward(self, dout, dlse, q, k, v, o, lse, others, seed):
+        made = self._new(q, k, v, others)
+        self.run(q, k, v, o, lse, others, seed, (dout, dlse, None, *made))
+        if made[3] is not None and self.wide != others[0].dtype:
+            made = (*made[:3], made[3].to(others[0].dtype), made[4])
+        return made
+
+
+def _given(options, q, k, v, others, seed, more):
+    named = dict(zip(OTHERS, others or ()))
+    words = {"seed": list(seed) if type(seed) is tuple else seed}
+    return _run.Given(options, q, k, v, **named, **words, **more)
+
+
+def fits(q, others):
+    """Can a call be prepared: lengths, if any, as the device reads them?"""
+    for t in (others or ())[4:]:
+        if t is not None and (not t.is_cuda or t.dtype != torch.int32 or t.dim() != 1 or not t.is_contiguous()):
+            return False
+    return True
+
+
+def key_of(q, k, v, others, seed, options, out_dtype, max_seqlen_q, max_seqlen_kv):
+    """options: the first sixteen. The second form is for calls with nothing but q, k and v."""
+    key = (options, out_dtype, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
+           k.device, v.device)
+    if others is None and seed is None:
+        return key
+    told = tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in others or ()])
+    return (key, told, None if seed is None else type(seed), max_seqlen_q, max_seqlen_kv)
+
+
+def find(key):
+    """The call kept under key, or None; TypeError if something in the key has no hash."""
+    return _calls.get(key)
+
+
+def prepare(q, k, v, others, seed, o, out_dtype, max_seqlen_q, max_seqlen_kv):
+    """The call, prepared now if it is not kept: with o, options of _problem.options."""
+    bounds = [None if n is None else int(n) for n in (max_seqlen_q, max_seqlen_kv)]
+    key = key_of(q, k, v, others, seed, tuple(o)[:16], out_dtype, *bounds)
+    call = _calls.get(key)
+    if call is None:
+        call = Forward(q, k, v, others, seed, o, out_dtype, {"max_seqlen_q": bounds[0], "max_seqlen_kv": bounds[1]})
+        with _lock:
+            while len(_calls) >= _KEPT:
+                del _calls[next(iter(_calls))]
+            _calls[key] = call
+    return call
