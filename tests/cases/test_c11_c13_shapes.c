@@ -295,7 +295,7 @@ static void c13_refused(const char *implementation, attn_dtype dtype) {
         if (field) {
             char limit[24];
             snprintf(limit, sizeof limit, "%lld",
-                     (long long)machine_widest(implementation, strcmp(field, "dim_v") == 0));
+                     (long long)machine_widest(implementation, p.pass, strcmp(field, "dim_v") == 0));
             assert_non_null(strstr(query.message, n == 2 ? "1024" : "577"));
             assert_non_null(strstr(query.message, limit));
         }

@@ -50,10 +50,10 @@ bool judge_open(judge *j, const trial *t, bool forward_only) {
 }
 
 void judge_close(judge *j) {
-    if (j->tf32) {
-        trial_destroy(j->tf32->rounded);
-        result_free(&j->tf32->plain); /* the oracle is ours */
-        free(j->tf32);
+    if (j->low) {
+        trial_destroy(j->low->rounded);
+        result_free(&j->low->plain); /* the oracle is ours */
+        free(j->low);
     }
     result_free(&j->oracle);
     result_free(&j->plain);
@@ -114,13 +114,15 @@ static double rounding_noise(const trial *t, tensor_id id, bool tf32) {
 
 /* Backward takes p = exp(s - lse) from scores computed anew and the lse that forward stored in float32. With scores far
  * from 0 the order of their sums shows in p, while the plain computation's two passes agree to the bit; and where a row
- * sees one key its p is 1 by identity, its error 0. Eight roundings at the size of the scores are allowed there. */
+ * sees one key its p is 1 by identity, its error 0. Forward's float32 o has the latter too where products take p in 16
+ * bits and the sum does not. Eight roundings at the size of the scores are allowed there. */
 static double exponent_noise(const judge *j, tensor_id id, double plain_error) {
     const trial *t = j->trial;
     double most = largest(j->oracle.value[id], trial_size(t, id));
     double score = j->oracle.value[T_LSE] ? largest(j->oracle.value[T_LSE], trial_size(t, T_LSE)) : 0;
-    bool told_apart = score > 16 || plain_error < 4 * type_ulp(ATTN_F32, most);
-    return id >= T_DQ && told_apart ? 8 * 0x1p-24 * score * most : 0;
+    bool told_apart = (score > 16 && id >= T_DQ) || plain_error < 4 * type_ulp(ATTN_F32, most);
+    bool narrow = id == T_O && t->problem.q.dtype != ATTN_F32 && t->problem.q.dtype != ATTN_F64;
+    return (id >= T_DQ || narrow) && told_apart ? 8 * 0x1p-24 * score * most : 0;
 }
 
 static double worst_error(const double *got, const double *want, int64_t count, int64_t *where) {
@@ -175,15 +177,17 @@ static bool same_kind(double got, double want) {
     return isnan(want) ? isnan(got) : isinf(want) ? got == want : isfinite(got);
 }
 
-/* The same problem with q, k, v and dout rounded to float16, against the oracle of what they were. */
-static judge *judge_of_tf32(judge *j) {
+/* The same problem with q, k, v and dout rounded to 16 bits (float32 inputs: float16, which keeps tf32's bits), against
+ * the oracle of what they were. */
+static judge *judge_of_rounded(judge *j) {
     judge *low = calloc(1, sizeof *low);
     trial *t = trial_copy(j->trial);
     if (!low) {
         abort();
     }
-    t->problem.q.dtype = t->problem.k.dtype = t->problem.v.dtype = ATTN_F16;
-    t->problem.dout.dtype = t->unset >> T_DOUT & 1 ? ATTN_NONE : ATTN_F16;
+    attn_dtype dtype = t->problem.q.dtype == ATTN_BF16 ? ATTN_BF16 : ATTN_F16;
+    t->problem.q.dtype = t->problem.k.dtype = t->problem.v.dtype = t->problem.dout.dtype = dtype;
+    t->unset &= ~(1u << T_DOUT);
     trial_settle(t);
     low->trial = j->trial;
     low->rounded = t;
@@ -191,7 +195,7 @@ static judge *judge_of_tf32(judge *j) {
     low->has_redrawn = true; /* its errors are no luck of few elements: inputs are rounded too */
     run_options plain = {.plain = true, .implementation = "native", .forward_only = j->forward_only};
     if (run_trial(t, &plain, &low->plain) != RUN_DONE) {
-        failed(j, "native in float16", &low->plain);
+        failed(j, "native in 16 bits", &low->plain);
     }
     return low;
 }
@@ -201,7 +205,7 @@ static bool accepts(judge *j, const result *r, tensor_id id) {
     const double *got = r->value[id], *want = j->oracle.value[id], *plain = j->plain.value[id];
     int64_t count = trial_size(t, id), at = 0, ignored;
     attn_dtype dtype = tensor_dtype(&t->problem, id);
-    attn_dtype precision = j->rounded && id != T_LSE ? ATTN_F16 : dtype;
+    attn_dtype precision = j->rounded && id != T_LSE ? j->rounded->problem.q.dtype : dtype;
     char where[80];
     for (int64_t i = 0; i < count; i++) {
         if (!same_kind(got[i], rounded(dtype, want[i]))) {
@@ -211,7 +215,8 @@ static bool accepts(judge *j, const result *r, tensor_id id) {
         }
     }
     double error = worst_error(got, want, count, &at), plain_error = worst_error(plain, want, count, &ignored);
-    double units = 2 * type_ulp(precision, largest(want, count)) + rounding_noise(t, id, j->rounded != NULL);
+    double units = 2 * type_ulp(precision, largest(want, count)) +
+                   rounding_noise(t, id, j->rounded && t->problem.q.dtype == ATTN_F32);
     if (error > 2 * plain_error + units && !j->has_redrawn) {
         redraw(j);
     }
@@ -236,11 +241,11 @@ static bool each_accepted(judge *j, const result *r) {
 }
 
 bool judge_accepts(judge *j, const result *r) {
-    if (r->tf32 && j->trial->problem.q.dtype == ATTN_F32) {
-        j->tf32 = j->tf32 ? j->tf32 : judge_of_tf32(j);
-        bool right = j->tf32->plain.outcome == RUN_DONE && each_accepted(j->tf32, r);
-        if (j->tf32->plain.outcome == RUN_DONE) {
-            memcpy(j->trouble, j->tf32->trouble, sizeof j->trouble);
+    if (r->rounds) {
+        j->low = j->low ? j->low : judge_of_rounded(j);
+        bool right = j->low->plain.outcome == RUN_DONE && each_accepted(j->low, r);
+        if (j->low->plain.outcome == RUN_DONE) {
+            memcpy(j->trouble, j->low->trouble, sizeof j->trouble);
         }
         return right;
     }

@@ -8,8 +8,8 @@
  * further draws of the same problem, and so is what exact arithmetic loses by the types alone (backward reads an o that
  * was rounded to 16 bits); the largest counts. Where the true value cancels (a row that sees one key has
  * dq = 0) both errors are float32 rounding noise of the terms; four such roundings are always allowed. judge.c has one
- * more allowance, for gradients of very large scores. Products in tf32 keep as many bits as float16 does: they are held
- * to the plain computation's error in that type. */
+ * more allowance, for results of very large scores. Products in tf32 keep as many bits as float16 does: they are held to
+ * the plain computation's error in that type. So are results of a float32 dout that tensor cores take in 16 bits. */
 #ifndef TESTS_SUPPORT_JUDGE_H
 #define TESTS_SUPPORT_JUDGE_H
 
@@ -17,11 +17,11 @@
 
 typedef struct judge {
     const trial *trial;
-    trial *rounded; /* owned: the trial of a tf32 judge */
+    trial *rounded; /* owned: the trial of a judge of rounded inputs */
     uint64_t redraw_seed;
     bool forward_only;
     result oracle, plain;
-    struct judge *tf32;      /* of results that were allowed tf32; made at the first */
+    struct judge *low;       /* of results from rounded inputs; made at the first */
     double redrawn[T_COUNT]; /* plain errors over further draws; measured on the first miss */
     bool has_redrawn;
     bool fixed; /* the trial's values are meant: no further draws */

@@ -149,9 +149,21 @@ bool machine_shard(uint64_t n) {
     return n % of == mine;
 }
 
+static bool tensor_cores(const char *implementation) {
+    return implementation && !strcmp(implementation, "mma");
+}
+
 uint32_t machine_allowed(const char *implementation, const attn_problem *problem) {
-    bool rounds = implementation && !strcmp(implementation, "mma") && problem->q.dtype == ATTN_F32;
-    return rounds ? ATTN_ALLOW_TF32 : 0;
+    return tensor_cores(implementation) && problem->q.dtype == ATTN_F32 ? ATTN_ALLOW_TF32 : 0;
+}
+
+bool machine_rounds(const char *implementation, const attn_problem *problem) {
+    attn_dtype dout = problem->dout.dtype ? problem->dout.dtype
+                      : problem->o.dtype  ? problem->o.dtype
+                                          : problem->q.dtype;
+    bool chosen = !implementation && machine_device(); /* may be the tensor cores' */
+    return problem->q.dtype == ATTN_F32 ? problem->flags & ATTN_ALLOW_TF32
+                                        : dout == ATTN_F32 && (chosen || tensor_cores(implementation));
 }
 
 static int device_arch(void) {
@@ -163,12 +175,14 @@ static int device_arch(void) {
     return info.arch;
 }
 
-int64_t machine_widest(const char *implementation, bool values) {
+int64_t machine_widest(const char *implementation, attn_pass pass, bool values) {
     static const struct {
         const char *name;
         int64_t qk, v;
-    } widest[] = {
-        {"mma", 256, 256}, {"ffma", 576, 512}, {"native", INT64_MAX, INT64_MAX}, {"cuda_native", INT64_MAX, INT64_MAX}};
+    } widest[] = {{"ffma", 576, 576}, {"native", INT64_MAX, INT64_MAX}, {"cuda_native", INT64_MAX, INT64_MAX}};
+    if (tensor_cores(implementation)) {
+        return pass == ATTN_BACKWARD ? 256 : values ? 512 : 576;
+    }
     for (size_t n = 0; n < sizeof widest / sizeof *widest; n++) {
         if (!strcmp(implementation, widest[n].name)) {
             return values ? widest[n].v : widest[n].qk;
@@ -191,7 +205,7 @@ const char *machine_expected_refusal(const char *implementation, const attn_prob
     if (problem->q.dtype == ATTN_F64 || (mma && problem->q.dtype != ATTN_F16 && device_arch() < 80)) {
         return "q.dtype";
     }
-    return problem->dim_qk > machine_widest(implementation, false) ? "dim_qk"
-           : problem->dim_v > machine_widest(implementation, true) ? "dim_v"
-                                                                   : NULL;
+    return problem->dim_qk > machine_widest(implementation, problem->pass, false) ? "dim_qk"
+           : problem->dim_v > machine_widest(implementation, problem->pass, true) ? "dim_v"
+                                                                                  : NULL;
 }

@@ -39,7 +39,7 @@ static void describe(run *r, attn_pass pass) {
     r->problem = r->trial->problem;
     r->problem.pass = pass;
     r->problem.flags = flags_of(r);
-    r->out->tf32 = r->problem.flags & ATTN_ALLOW_TF32;
+    r->out->rounds = !r->how->oracle && !r->how->plain && machine_rounds(r->how->implementation, &r->problem);
     if (pass == ATTN_FORWARD) {
         r->problem.flags &= ~(uint32_t)ATTN_ACCUMULATE;
     }

@@ -25,7 +25,7 @@ typedef struct result {
     run_outcome outcome;
     double *value[T_COUNT]; /* outputs in canonical order; rows that no segment covers hold 0 */
     attn_error error;       /* of a refusal */
-    bool tf32;              /* the problem allowed it */
+    bool rounds;            /* inputs may have been rounded first (machine_rounds) */
     char text[500];         /* the problem as it was planned last */
     char trouble[400];      /* of a failure */
 } result;

@@ -137,7 +137,7 @@ int wholes_judged(const char *title, wholes_way take, bool forward_only) {
                 memset(&out, 0, sizeof out);
                 c.runs++;
                 bool taken = take(t, *name, &r, &out);
-                out.tf32 = machine_allowed(*name, &t->problem) & ATTN_ALLOW_TF32; /* of every part */
+                out.rounds = machine_rounds(*name, &t->problem); /* of every part */
                 if (!taken) {
                     campaign_fail(&c, &p, *name, out.text, out.trouble[0] ? out.trouble : out.error.message);
                 } else if (!judge_accepts(&j, &out)) {
