@@ -33,7 +33,7 @@ class _Board:
     def __init__(self, device):
         words = _TURN + _RECORDED
         self.words = torch.zeros(words, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(words, dtype=torch.int32, pin_memory=True)
+        self.seen = torch.zeros(words, dtype=torch.int32, device="cpu", pin_memory=True)
         self.word, self.copy = self.words.split(1), self.seen.split(1)
         self.bytes = memoryview(self.seen.numpy()).cast("B")
         self.turn, self.recorded = itertools.count(), itertools.count()

@@ -6,8 +6,8 @@ keys are the first cache_seqlens[s] of that row, and new ones are written behind
 mask of keys: since both ends of the causal and window rule move with it, hiding the keys is all that it takes.
 
 Limits: no paging. With cache_batch_idx the named rows are gathered for the call, with qv keys and values are joined
-for it; both cost a copy of what they read. Lengths on the CPU are checked before the cache is written; on a GPU, where
-reading them would stall it, a length past the cache's end fails in torch's own index check.
+for it; both cost a copy of what they read. Lengths on the CPU, and one number for all, are checked before the cache is written; on a
+GPU, where reading them would stall it, a length past the cache's end fails in torch's own index check.
 """
 
 import torch
@@ -26,7 +26,9 @@ def _lengths(cache_seqlens, batch, device):
     return cache_seqlens.to(device=device, dtype=torch.int32)
 
 
-def _check(lengths, added, rows, capacity, k):
+def _check(given, lengths, added, rows, capacity, k):
+    if isinstance(given, int) and isinstance(added, int) and not 0 <= given <= capacity - added:
+        raise ValueError(f"cache_seqlens: reaches {given + added} with the new keys, must be within 0 ... {capacity}")
     if lengths.is_cuda or lengths.numel() == 0:
         return
     end = lengths + added
@@ -84,7 +86,7 @@ def with_kvcache(
         else:
             added = cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1]
         if lengths is not None:
-            _check(lengths, added, cache_batch_idx, capacity, k)
+            _check(cache_seqlens, lengths, added, cache_batch_idx, capacity, k)
 
         if rotary_cos is not None:
             start = lengths if rotary_seqlens is None else rotary_seqlens.to(device=device, dtype=torch.int32)

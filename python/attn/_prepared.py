@@ -57,7 +57,7 @@ class _Block:
     def __init__(self, space):
         self.args, self.error = lib.Args(struct_size=ctypes.sizeof(lib.Args)), lib.Status()
         self.at_args, self.at_error = ctypes.addressof(self.args), ctypes.addressof(self.error)
-        self.space = torch.empty(space + 64, dtype=torch.uint8) if space else None
+        self.space = torch.empty(space + 64, dtype=torch.uint8, device="cpu") if space else None
         self.at_space = (self.space.data_ptr() + 63) // 64 * 64 if space else None
 
 

@@ -278,7 +278,7 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
     if given["dropout"] and seed is None:
         seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if seed is not None and not isinstance(seed, Tensor):
-        seed, offset = torch.tensor([seed, offset], dtype=torch.int64), 0
+        seed, offset = torch.tensor([seed, offset], dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]
     return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], more["cu_seqlens_q"], more["cu_seqlens_kv"],
                        more["used_q"], more["used_kv"], seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"],

@@ -46,9 +46,9 @@ def batched(q, k, v, **options):
 
 
 def make(b, sq, sk, h, hk, d, dtype=torch.float32, grad=False):
-    g = torch.Generator().manual_seed(b * 1000 + sq * 10 + sk)
+    g = torch.Generator("cpu").manual_seed(b * 1000 + sq * 10 + sk)
     shapes = ((b, sq, h, d), (b, sk, hk, d), (b, sk, hk, d))
-    return [torch.randn(s, generator=g).to(dtype).requires_grad_(grad) for s in shapes]
+    return [torch.randn(s, generator=g, device="cpu").to(torch.get_default_device(), dtype).requires_grad_(grad) for s in shapes]
 
 
 def close(a, b, tolerance=1e-5):
