@@ -4,7 +4,7 @@
 
 /* Declared whether or not this build has them; taken only where it has. */
 extern const attn__impl attn__impl_amx, attn__impl_avx512bf16, attn__impl_avx512, attn__impl_avx2, attn__impl_neon,
-    attn__impl_generic, attn__impl_native, attn__impl_reference, attn__impl_mma, attn__impl_ffma,
+    attn__impl_generic, attn__impl_native, attn__impl_reference, attn__impl_hopper, attn__impl_mma, attn__impl_ffma,
     attn__impl_cuda_native;
 
 const attn__impl *const attn__implementations[] = {
@@ -26,6 +26,7 @@ const attn__impl *const attn__implementations[] = {
     &attn__impl_generic,
     &attn__impl_native,
     &attn__impl_reference,
+    &attn__impl_hopper,
     &attn__impl_mma,
     &attn__impl_ffma,
     &attn__impl_cuda_native,

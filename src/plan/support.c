@@ -10,7 +10,7 @@
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
 /* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
-enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256 };
+enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256, WIDEST_HOPPER = 256 };
 
 static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
@@ -72,6 +72,54 @@ static bool device_seed(const attn_problem *problem, const attn__gpu *gpu, char 
     return has_flag(problem, ATTN_DEVICE_SEED, "ATTN_DEVICE_SEED", value, size);
 }
 
+static bool lacks_groups(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)problem;
+    snprintf(value, size, "sm_%d, or its driver older than CUDA 12", gpu ? gpu->arch : 0);
+    return !gpu || gpu->wgmma_cycle == 0;
+}
+
+static bool is_no_half(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    snprintf(value, size, "%s", attn_dtype_name(problem->q.dtype));
+    return problem->q.dtype != ATTN_F16 && problem->q.dtype != ATTN_BF16;
+}
+
+static bool other_output(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    snprintf(value, size, "%s", attn_dtype_name(problem->o.dtype));
+    return problem->o.dtype != problem->q.dtype;
+}
+
+/* Bulk copies bring pieces of 16 bytes. */
+static bool odd_dim(int64_t dim, char *value, size_t size) {
+    return wider(dim, WIDEST_HOPPER, value, size) || dim % 8 != 0;
+}
+static bool odd_qk(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    return odd_dim(problem->dim_qk, value, size);
+}
+static bool odd_v(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    return odd_dim(problem->dim_v, value, size);
+}
+
+static bool has_scale(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    snprintf(value, size, "%g", (double)problem->scale);
+    return !(problem->scale > 0);
+}
+
+#define GIVEN(name, given, text)                                                                                       \
+    static bool name(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {                    \
+        (void)gpu;                                                                                                     \
+        snprintf(value, size, "%s", text);                                                                             \
+        return given;                                                                                                  \
+    }
+GIVEN(has_bias, problem->bias.dtype != ATTN_NONE, "given")
+GIVEN(has_mask, problem->mask.dtype != ATTN_NONE, "given")
+GIVEN(has_alibi, problem->alibi.dtype != ATTN_NONE, "given")
+GIVEN(has_dropout, problem->dropout > 0, "above 0")
+
 #define NO_DEVICE_LENGTHS(room)                                                                                        \
     { room, "flags", "without ATTN_DEVICE_LENGTHS", "lengths are read on the host", device_lengths }
 #define NO_DEVICE_SEED(room)                                                                                           \
@@ -88,6 +136,18 @@ const attn__rule attn__rules[] = {
     NO_DEVICE_SEED("native"),
     NO_DEVICE_LENGTHS("reference"),
     NO_DEVICE_SEED("reference"),
+    {"hopper", "device", "sm_90 with a driver of CUDA 12", "warp-group products and tensor maps are sm_90's own",
+     lacks_groups},
+    {"hopper", "q.dtype", "f16 or bf16", "warp-group products take 16-bit factors", is_no_half},
+    {"hopper", "o.dtype", "q's", "outputs are stored as tiles of the input's type", other_output},
+    {"hopper", "dim_qk", "a multiple of 8, at most 256", "bulk copies bring 16 bytes; the widest head that fits",
+     odd_qk},
+    {"hopper", "dim_v", "a multiple of 8, at most 256", "bulk copies bring 16 bytes; the widest head that fits", odd_v},
+    {"hopper", "scale", "above 0", "it is folded into the exponential", has_scale},
+    {"hopper", "bias", "none", "scores stay in registers as products leave them", has_bias},
+    {"hopper", "mask", "none", "scores stay in registers as products leave them", has_mask},
+    {"hopper", "alibi", "none", "scores stay in registers as products leave them", has_alibi},
+    {"hopper", "dropout", "0", "scores stay in registers as products leave them", has_dropout},
     {"mma", "q.dtype", "f16, bf16, or f32 with ATTN_ALLOW_TF32", "tensor cores round factors; `ffma` runs f32 exactly",
      is_exact},
     {"mma", "q.dtype", "f16 before sm_80", "tensor cores take bf16 and tf32 from sm_80 on", is_too_new},

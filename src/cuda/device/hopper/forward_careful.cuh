@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Rows once more, key by key in float32 on the plain units: those whose outputs are not finite (0 times a hidden key's
+ * NaN would reach them), and those whose scores pass FUSED_LIMIT. Hidden keys are left out; a visible value that is not
+ * finite stays so, however small its weight. Slow and rare. Registers come out as the fast path leaves them. */
+#pragma once
+#include "hopper/forward_softmax.cuh"
+
+/* A score in log2 units, to all four lanes of a row: each sums a quarter of the columns. */
+INLINE float careful_score(const attn__params &p, const forward_rows &w, int64_t query, int64_t key, int quarter) {
+    float s = 0.0f;
+#pragma unroll 1
+    for (int c = quarter; c < DIM_QK; c += 4) {
+        s = fmaf(load_element<DTYPE>(p.q.data, query + c), load_element<DTYPE>(p.k.data, key + c), s);
+    }
+    s = quad_sum(s);
+    s = HAS_SOFTCAP ? tanh_exact(s * p.scale / p.softcap) : s;
+    return __fmul_rn(s, w.factor);
+}
+
+typedef struct careful_row {
+    row_band band;
+    int64_t query; /* element of q */
+    int half;
+    bool wanted;
+    float reference, sum;
+} careful_row;
+
+/* One pass over the keys that some row of the tile may see: the largest score, or (adding) the sums. */
+template <bool adding>
+INLINE void careful_pass(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
+                         careful_row &row) {
+    const int length = side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence), head = tile.head / p.group;
+    const int rows = tile.rows < TILE_Q ? tile.rows : TILE_Q, quarter = at.lane & 3;
+    int run, runs;
+    side_range<ROWS_KV>(p.side_kv, tile.sequence, &run, &runs);
+#pragma unroll 1
+    for (; run < runs; run++) {
+        const rows_run keys = side_run<ROWS_KV, USED_KV>(p.side_kv, run);
+        int begin = (int)keys.position, end = begin + keys.rows;
+        band_span(p, tile.low, tile.low + rows - 1, length, &begin, &end);
+#pragma unroll 1
+        for (int j = begin; j < end; j++) {
+            const int64_t key = keys.first + j - keys.position;
+            const float x = careful_score(p, w, row.query, row_offset(p.k, tile.sequence, head, key), quarter);
+            if (!row.wanted || !band_sees(p, row.band, j)) {
+                continue;
+            }
+            if (!adding) {
+                row.reference = fmaxf(row.reference, x);
+                continue;
+            }
+            const float weight = exp2_fast(__fsub_rn(x, row.reference));
+            const int64_t value = row_offset(p.v, tile.sequence, head, key);
+            row.sum += quarter == 0 ? weight : 0.0f;
+#pragma unroll
+            for (int n = 0; n < SUMS; n++) {
+                const int column = n / 4 * 8 + 2 * quarter + (n & 1);
+                if ((n / 2 & 1) == row.half && column < DIM_V) {
+                    const float v = load_element<DTYPE>(p.v.data, value + column);
+                    w.o[n] += is_finite(v) ? weight * v : v;
+                }
+            }
+        }
+    }
+}
+
+template <int half>
+INLINE void careful_half(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
+                         bool wanted, float &reference, float &sum) {
+    const int r = at.row + 8 * half;
+    careful_row row;
+    row.half = half;
+    row.wanted = wanted;
+    row.band = band_of_row(p, tile.low + r, side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence));
+    row.query = row_offset(p.q, tile.sequence, tile.head, tile.row + (wanted ? r : 0));
+    row.reference = -INFINITY_F;
+    row.sum = 0.0f;
+    if (wanted) {
+#pragma unroll
+        for (int n = 0; n < SUMS; n++) {
+            w.o[n] = (n / 2 & 1) == half ? 0.0f : w.o[n];
+        }
+    }
+    careful_pass<false>(p, tile, at, w, row);
+    row.reference = row.reference == -INFINITY_F ? NO_REFERENCE : row.reference;
+    careful_pass<true>(p, tile, at, w, row);
+    reference = wanted ? row.reference : reference;
+    sum = wanted ? row.sum : sum;
+}
+
+/* Does this thread's part of row `half` need it? */
+INLINE bool row_is_odd(const forward_rows &w, int half, float reference, float sum) {
+    float odd = 0.0f * sum; /* 0 times anything that is not finite is NaN */
+#pragma unroll
+    for (int n = 0; n < SUMS; n++) {
+        odd = (n / 2 & 1) == half ? fmaf(w.o[n], 0.0f, odd) : odd;
+    }
+    return odd != 0.0f || !(fabsf(reference) < FUSED_LIMIT);
+}
+
+/* True if rows of this warp were computed again. */
+INLINE bool redo_odd_rows(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
+                          float (&reference)[2], float (&sum)[2]) {
+    bool again[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const unsigned odd = __ballot_sync(0xffffffffu, row_is_odd(w, half, reference[half], sum[half]) &&
+                                                            at.row + 8 * half < tile.rows);
+        again[half] = (odd >> (at.lane & 28) & 15) != 0;
+    }
+    if (!__any_sync(0xffffffffu, again[0] || again[1])) {
+        return false;
+    }
+    careful_half<0>(p, tile, at, w, again[0], reference[0], sum[0]);
+    careful_half<1>(p, tile, at, w, again[1], reference[1], sum[1]);
+    return true;
+}

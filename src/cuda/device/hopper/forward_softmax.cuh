@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Scores to probabilities, in a warp's registers (laid out as wgmma.cuh tells): a thread holds two rows, 8 apart.
+ *
+ * Each row has a reference r (log2 units); what is summed is 2^(factor s - r). Output and lse do not depend on r as
+ * long as nothing overflows, so r need not be the largest score:
+ *   - blocks that look for it (a tile's first, and masked ones) move r only if the largest grew by more than LAZY;
+ *   - NO_MAX (bf16, whose exponents reach as far as float's): blocks without masked keys do not look at all. The sum of
+ *     a row over the block is needed anyway and is the alarm: at ALARM or above the warp computes the block's
+ *     scores again with warp-wide products and takes their largest. Masked blocks leave every row that sees a key there
+ *     with a sum of about 1 or more, so nothing is lost below. */
+#pragma once
+#include "hopper/forward_tile.cuh"
+#include "score.cuh"
+
+#define LAZY         8.0f
+#define NO_REFERENCE (-1.0e30f) /* of a row that has seen no key: finite, so that no NaN arises */
+#define SCORES       (TILE_KV / 2)
+#define SUMS         (WIDTH_V / 2)
+
+typedef struct forward_rows {
+    float s[SCORES];              /* scores, then probabilities, of the block */
+    float o[SUMS];                /* outputs times sum */
+    uint32_t weights[SCORES / 2]; /* the block's probabilities, rounded */
+    uint32_t q[QUERIES_HELD ? STEPS_QK * 4 : 1];
+    float reference[2], sum[2]; /* of this thread's columns */
+    float shrink[2];            /* what outputs so far are multiplied by, if `moved` */
+    bool moved;
+    float factor; /* from products (with a soft cap: from its tanh) to log2 units */
+} forward_rows;
+
+/* A thread's place. */
+typedef struct forward_place {
+    int group, warp, lane;
+    int row; /* of the tile: the thread's first */
+} forward_place;
+
+/* tanh(x), within about 2e-7, where a soft cap bends scores; x = s * scale / softcap. */
+INLINE float bend(float s, float exponent) {
+    float e = exp2_fast(s * exponent), r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+    return fmaf(-2.0f, r, 1.0f);
+}
+INLINE void bend_scores(const attn__params &p, forward_rows &w) {
+    if (HAS_SOFTCAP) {
+        const float exponent = 2.0f * LOG2E * p.scale / p.softcap;
+#pragma unroll
+        for (int n = 0; n < SCORES; n++) {
+            w.s[n] = bend(w.s[n], exponent);
+        }
+    }
+}
+
+/* What the band hides becomes -inf. */
+INLINE void hide_keys(const attn__params &p, const forward_tile &tile, const key_block &block, const forward_place &at,
+                      forward_rows &w) {
+    key_view view;
+    view.low = tile.low;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const row_keys keys = keys_of_row(p, view, block, at.row + 8 * half, 2 * (at.lane & 3));
+#pragma unroll
+        for (int n = 0; n < TILE_KV / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                if (!keys_show(keys, 8 * n + e)) {
+                    w.s[4 * n + 2 * half + e] = -INFINITY_F;
+                }
+            }
+        }
+    }
+}
+
+/* The largest score of each row, in log2 units and at least NO_REFERENCE. */
+INLINE void find_largest(const forward_rows &w, float (&largest)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x = w.s[2 * half], y = w.s[2 * half + 1];
+#pragma unroll
+        for (int n = 1; n < TILE_KV / 8; n++) {
+            x = fmaxf(x, w.s[4 * n + 2 * half]);
+            y = fmaxf(y, w.s[4 * n + 2 * half + 1]);
+        }
+        largest[half] = fmaxf(quad_max(fmaxf(x, y)) * w.factor, NO_REFERENCE);
+    }
+}
+
+/* Scores become probabilities; their sums of this thread's columns are returned. */
+INLINE void raise_scores(forward_rows &w, float (&sum)[2]) {
+    float even[2] = {0.0f, 0.0f}, odd[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < TILE_KV / 8; n++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            w.s[4 * n + e] = probability(w.s[4 * n + e], w.factor, w.reference[e / 2]);
+        }
+        even[0] += w.s[4 * n];
+        odd[0] += w.s[4 * n + 1];
+        even[1] += w.s[4 * n + 2];
+        odd[1] += w.s[4 * n + 3];
+    }
+    sum[0] = even[0] + odd[0];
+    sum[1] = even[1] + odd[1];
+}
+
+INLINE void move_references(forward_rows &w, const float (&largest)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float now = fmaxf(largest[half], w.reference[half]);
+        w.shrink[half] = exp2_fast(w.reference[half] - now);
+        w.reference[half] = now;
+        w.sum[half] *= w.shrink[half];
+    }
+}
+
+/* A tile's first block. */
+INLINE void softmax_first(forward_rows &w) {
+    find_largest(w, w.reference);
+    raise_scores(w, w.sum);
+    w.moved = false;
+}
+
+/* A later block that looks for the largest. */
+INLINE void softmax_looking(forward_rows &w) {
+    float largest[2], sum[2];
+    find_largest(w, largest);
+    w.moved = __any_sync(0xffffffffu, largest[0] > w.reference[0] + LAZY || largest[1] > w.reference[1] + LAZY);
+    if (w.moved) {
+        move_references(w, largest);
+    }
+    raise_scores(w, sum);
+    w.sum[0] += sum[0];
+    w.sum[1] += sum[1];
+}
+
+INLINE void scores_again(const forward_place &at, forward_rows &w, uint32_t queries, uint32_t keys) {
+    const int qr = at.group * 64 + at.warp * 16 + (at.lane & 15), kr = ((at.lane >> 4) << 3) + (at.lane & 7);
+#pragma unroll
+    for (int n = 0; n < SCORES; n++) {
+        w.s[n] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS_QK; k++) {
+        uint32_t a[4], b[4];
+        ldmatrix(a, queries + (k / 4) * PANEL_Q + qr * 128 + ((((k % 4) * 2 + (at.lane >> 4)) ^ (qr & 7)) << 4));
+        const uint32_t ka =
+            keys + (k / 4) * PANEL_KV + kr * 128 + ((((k % 4) * 2 + (at.lane >> 3 & 1)) ^ (kr & 7)) << 4);
+#pragma unroll
+        for (int n = 0; n < TILE_KV / 8; n += 2) {
+            float(&left)[4] = *(float(*)[4])(w.s + 4 * n), (&right)[4] = *(float(*)[4])(w.s + 4 * n + 4);
+            ldmatrix(b, ka + n * 1024);
+            mma_add<DTYPE>(left, a, b[0], b[1]);
+            mma_add<DTYPE>(right, a, b[2], b[3]);
+        }
+    }
+}
+
+/* A block whose every key every row sees, without a look unless the alarm tells. */
+INLINE void softmax_blind(const attn__params &p, const forward_place &at, forward_rows &w, uint32_t queries,
+                          uint32_t keys) {
+    float sum[2], largest[2];
+    raise_scores(w, sum);
+    w.moved = __any_sync(0xffffffffu, !(fmaxf(sum[0], sum[1]) < __uint_as_float(ALARM)));
+    if (w.moved) {
+        scores_again(at, w, queries, keys);
+        bend_scores(p, w);
+        find_largest(w, largest);
+        move_references(w, largest);
+        raise_scores(w, sum);
+    }
+    w.sum[0] += sum[0];
+    w.sum[1] += sum[1];
+}
+
+INLINE void round_weights(forward_rows &w) {
+#pragma unroll
+    for (int n = 0; n < SCORES / 2; n++) {
+        w.weights[n] = narrow_pair<DTYPE>(w.s[2 * n], w.s[2 * n + 1]);
+    }
+}
+INLINE void shrink_outputs(forward_rows &w) {
+    if (w.moved) {
+#pragma unroll
+        for (int n = 0; n < SUMS; n++) {
+            w.o[n] *= w.shrink[n / 2 & 1];
+        }
+    }
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hopper` forward: which tile, how many stages and how registers are shared out, from the table below: rows are tried
+ * in order, and the first whose heads are wide enough and whose operands fit a block is taken.
+ *
+ * Worked numbers, bf16, 227 KiB a block, 65536 registers a processor:
+ *   d 64    4 groups x 64 keys: queries 2 x 32 KiB, 4 stages of keys and of values of 8 KiB: 128 KiB. Registers a
+ *           thread: 32 scores, 32 outputs, 16 weights of 112. Long rows: 3 groups x 128 keys, 160 registers.
+ *   d 128   2 groups x 128 keys: queries 2 x 32 KiB, 2 + 2 stages of 32 KiB: 192 KiB. 64 scores, 64 outputs, 32 weights
+ *           and 32 queries of 232.
+ *   d 256   2 groups x 64 keys: queries 64 KiB once, 3 + 2 stages of 32 KiB: 224 KiB. */
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/tensor_map.h"
+#include "problem/problem.h"
+
+enum { ROLE_FORWARD = 0 };
+
+/* Barriers, posted tiles and blocks behind the operands (forward_shared), rounded up. */
+#define SHARED_TAIL  640
+#define LONG_ROWS    6144       /* from here on wide blocks of keys pay at d 64 */
+#define ALARM_BITS   0x5d800000 /* 2^60 */
+#define COUNTER_SIZE sizeof(unsigned)
+
+typedef struct variant {
+    int dim_qk, dim_v; /* at most */
+    bool longer;       /* for LONG_ROWS without a band alone */
+    int groups, tile_kv, stages_q, stages_k, stages_v, held;
+    bool blind; /* bf16: blocks without masked keys look for no maximum */
+} variant;
+
+static const variant variants[] = {
+    {64, 64, true, 3, 128, 2, 3, 3, 0, true},    {64, 64, false, 4, 64, 2, 4, 4, 0, true},
+    {128, 128, false, 2, 128, 2, 2, 2, 1, true}, {192, 128, false, 2, 128, 1, 2, 2, 0, true},
+    {256, 256, false, 2, 64, 1, 3, 2, 0, false},
+};
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
+
+static int64_t round_up_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* Columns of the values' product: shapes that wgmma.cuh has and that waste little. */
+static int width_of(int64_t dim_v) {
+    static const int widths[] = {32, 64, 96, 128, 192, 256};
+    int n = 0;
+    while (widths[n] < dim_v) {
+        n++;
+    }
+    return widths[n];
+}
+
+static const variant *choose_variant(const attn_problem *p) {
+    bool longer = p->band.kind == 0 && p->tokens_q >= LONG_ROWS && p->tokens_kv >= LONG_ROWS;
+    for (int n = 0; n < VARIANTS; n++) {
+        const variant *v = &variants[n];
+        if (p->dim_qk <= v->dim_qk && p->dim_v <= v->dim_v && (longer || !v->longer)) {
+            return v;
+        }
+    }
+    return NULL;
+}
+
+static size_t shared_of(const variant *v, const attn_problem *p) {
+    size_t qk = (size_t)round_up_div(p->dim_qk, 64) * 128, values = (size_t)round_up_div(width_of(p->dim_v), 64) * 128;
+    return (size_t)(64 * v->groups * v->stages_q) * qk +
+           (size_t)v->tile_kv * ((size_t)v->stages_k * qk + (size_t)v->stages_v * values) + SHARED_TAIL;
+}
+
+/* Are tiles of unequal work? Then they are drawn from a counter as blocks come free. */
+static bool uneven(const attn_problem *p) {
+    return p->band.kind != 0 || p->rows_q != ATTN_DENSE || p->rows_kv != ATTN_DENSE ||
+           p->flags & (ATTN_USED_Q | ATTN_USED_KV);
+}
+
+static bool maps_allow(const attn_problem *p, attn_error *error) {
+    const struct {
+        const char *name;
+        const attn_layout *layout;
+        bool queries, value;
+    } tensors[] = {{"q.stride", &p->q, true, false},
+                   {"k.stride", &p->k, false, false},
+                   {"v.stride", &p->v, false, true},
+                   {"o.stride", &p->o, true, true}};
+    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
+        attn__map_shape shape = attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, 1);
+        if (!attn__tensor_map_allows(tensors[n].layout, &shape)) {
+            attn__fail(error, ATTN_ERR_UNSUPPORTED, tensors[n].name,
+                       "does not suit bulk copies: dim must lie close, other strides be positive multiples of 8");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Blocks of query rows, as query_blocks() of schedule.cuh counts them. */
+static int64_t query_blocks(const attn_problem *p, int64_t segments, int64_t tokens) {
+    int64_t each = p->batch * round_up_div(p->tokens_q, tokens);
+    if (p->rows_q == ATTN_DENSE) {
+        return each;
+    }
+    bool list = p->rows_q == ATTN_SEGMENTS, apart = list && p->o.stride[0] != 0;
+    int64_t whole = (apart ? p->batch : 1) * (p->total_q / tokens) + (list ? segments : p->batch);
+    return list ? whole : each < whole ? each : whole;
+}
+
+/* Few tiles over many keys: `mma` splits the keys, which this does not. */
+static bool wants_splits(const attn_plan *plan, const variant *v) {
+    const attn_problem *p = &plan->problem;
+    int64_t tiles = query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
+    bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv >= 1024;
+    return plan->hints.splits > 1 || (!plan->hints.implementation && (few || p->tokens_q < 32));
+}
+
+attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
+    const attn_problem *p = &plan->problem;
+    attn__gpu_choice *choice = &plan->gpu_choice;
+    const variant *v = choose_variant(p);
+    if (!v || !maps_allow(p, error)) {
+        return v ? ATTN_ERR_UNSUPPORTED
+                 : attn__fail(error, ATTN_ERR_UNSUPPORTED, "dim_qk", "is %lld (dim_v %lld): no tile of it fits",
+                              (long long)p->dim_qk, (long long)p->dim_v);
+    }
+    if (wants_splits(plan, v)) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_q",
+                          "is %lld: so few rows are faster with the keys in parts, which it does not do",
+                          (long long)p->tokens_q);
+    }
+    const bool dynamic = uneven(p), blind = v->blind && p->q.dtype == ATTN_BF16;
+    const int consumer = v->groups == 4 ? 112 : v->groups == 3 ? 160 : dynamic ? 232 : 240;
+    const int producer = v->groups == 4 ? 24 : v->groups == 3 ? 32 : dynamic ? 40 : 24;
+    choice->tensor_cores = true;
+    choice->tile_q = 64 * v->groups;
+    choice->tile_kv = v->tile_kv;
+    choice->stages = v->stages_k;
+    choice->warps = 4 * (v->groups + 1);
+    choice->group = choice->splits = 1;
+    attn__kernel *kernel = attn__kernel_start(plan, ROLE_FORWARD, "hopper/forward.cu", "fwd_hopper");
+    attn__kernel_set(kernel, "GROUPS", v->groups);
+    attn__kernel_set(kernel, "TILE_KV", v->tile_kv);
+    attn__kernel_set(kernel, "STAGES_Q", v->stages_q);
+    attn__kernel_set(kernel, "STAGES_K", v->stages_k);
+    attn__kernel_set(kernel, "STAGES_V", v->stages_v);
+    attn__kernel_set(kernel, "WIDTH_V", width_of(p->dim_v));
+    attn__kernel_set(kernel, "QUERIES_HELD", v->held);
+    attn__kernel_set(kernel, "NO_MAX", blind);
+    attn__kernel_set(kernel, "ALARM", ALARM_BITS);
+    attn__kernel_set(kernel, "DYNAMIC", dynamic);
+    attn__kernel_set(kernel, "REGISTERS_PRODUCER", producer);
+    attn__kernel_set(kernel, "REGISTERS_CONSUMER", consumer);
+    attn__kernel_set(kernel, "SHARED", (int64_t)shared_of(v, p));
+    attn__kernel_name(kernel, "_m%dn%d_s%d", choice->tile_q, choice->tile_kv, choice->stages);
+    attn__kernel_finish(kernel, plan, 128 * (v->groups + 1), shared_of(v, p));
+    if (dynamic) {
+        choice->extra = attn__span_take(&plan->workspace, COUNTER_SIZE);
+    }
+    return ATTN_OK;
+}
+
+static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
+    const attn_plan *plan = run->plan;
+    const attn_problem *p = &plan->problem;
+    const attn__driver *driver = &plan->context->cuda->driver;
+    const int tile_q = plan->gpu_choice.tile_q, tile_kv = plan->gpu_choice.tile_kv;
+    const struct {
+        const char *name;
+        const attn_layout *layout;
+        const attn__tensor_ref *ref;
+        attn__map *map;
+        bool queries, value;
+        int rows;
+    } tensors[] = {{"q", &p->q, &run->params.q, &maps->q, true, false, tile_q},
+                   {"k", &p->k, &run->params.k, &maps->k, false, false, tile_kv},
+                   {"v", &p->v, &run->params.v, &maps->v, false, true, tile_kv},
+                   {"o", &p->o, &run->params.o, &maps->o, true, true, 16}};
+    attn_status status = ATTN_OK;
+    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0] && !status; n++) {
+        attn__map_shape shape =
+            attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, tensors[n].rows);
+        /* Without rows nothing is read but the zeros outside: any address will do. */
+        attn__tensor_ref ref = shape.rows > 0 ? *tensors[n].ref : run->params.o;
+        if ((uintptr_t)ref.data % 16 != 0) {
+            return attn__fail(run->error, ATTN_ERR_INVALID, tensors[n].name,
+                              "is at an address that is no multiple of 16, as `hopper` needs it");
+        }
+        status = attn__tensor_map_make(driver, tensors[n].map, &ref, &shape, tensors[n].name, run->error);
+    }
+    run->maps = maps;
+    return status;
+}
+
+attn_status attn__hopper_run_forward(attn__cuda_run *run) {
+    const attn_plan *plan = run->plan;
+    const attn_problem *p = &plan->problem;
+    const attn__gpu_choice *choice = &plan->gpu_choice;
+    attn__maps maps;
+    int64_t tiles = query_blocks(p, run->args->n_segments_q, choice->tile_q) * p->heads_q;
+    if (tiles == 0) {
+        return ATTN_OK;
+    }
+    attn_status status = make_maps(run, &maps);
+    if (!status && choice->extra.size) {
+        status = attn__cuda_zero(run, run->params.extra, choice->extra.size);
+    }
+    run->params.tiles = tiles;
+    run->params.first_tile = 0;
+    int64_t blocks = tiles < plan->gpu->processors ? tiles : plan->gpu->processors;
+    return status ? status : attn__cuda_launch_raw(run, ROLE_FORWARD, (unsigned)blocks, &run->params);
+}
