@@ -18,13 +18,16 @@ class Bench:
     def __init__(self, options, meter, table):
         self.options, self.meter, self.table = options, meter, table
         self.end = time.perf_counter() + options.seconds
-        self.missing = set()
+        self.missing, self.skipped = set(), 0
 
     def over(self, text):
-        if time.perf_counter() > self.end:
-            print(f"    left out, no time left: {text}", flush=True)
+        """Not wanted, or no time left for it."""
+        if self.options.match and not re.search(self.options.match, text):
             return True
-        return bool(self.options.match) and not re.search(self.options.match, text)
+        if time.perf_counter() > self.end:
+            self.skipped += 1
+            return True
+        return False
 
     def try_make(self, name, case, x, backward, truth):
         """A contender whose result has been found right, or None."""
