@@ -23,9 +23,10 @@ test: setup all
 quick: setup all
 	@ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure --no-tests=error -LE 'check|gpu'
 
-# Parity, field cases and stress on this machine's GPU, by its own code and by that of older ones.
+# Parity, field cases and stress on this machine's GPU, by its own code and by that of older ones; the Python package there.
 test-gpu: all
 	@scripts/check.sh gpu || test $$? = 77
+	@scripts/check.sh gpu-python || test $$? = 77
 
 # A sample of them under compute-sanitizer.
 sanitize-gpu: all

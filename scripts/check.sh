@@ -82,6 +82,18 @@ check_gpu() {
     ctest --test-dir "$build" -j"$jobs" --output-on-failure --no-tests=error -L gpu
 }
 
+# The Python package's tests with their tensors on the GPU, several processes at once where pytest-xdist is there (each
+# new kind of problem compiles kernels). PYTHON: an interpreter with PyTorch for CUDA and pytest.
+check_gpu-python() {
+    local python=${PYTHON:-python3} spread=()
+    [ -e "$build/libattn.so" ] || skip "$build/libattn.so is not built"
+    "$python" -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null ||
+        skip "$python has no PyTorch that sees a GPU, or no pytest (PYTHON names another)"
+    ! "$python" -c 'import xdist' 2>/dev/null || spread=(-n "$((jobs < 12 ? jobs : 12))")
+    ATTN_TEST_DEVICE=cuda ATTN_LIBRARY=$(realpath "$build/libattn.so") PYTHONPATH=$PWD/python \
+        "$python" -m pytest -q -rs -p no:cacheprovider "${spread[@]}" tests/python
+}
+
 # Each tool over a sample of cases on every implementation. The sanitizers slow kernels down by 10 to 100, and what they
 # report counts even where results are right.
 check_gpu-sanitize() {

@@ -3,7 +3,7 @@
 from ._errors import Error, DeviceError, InvalidError, UnsupportedError
 from . import _library, _problem, _run, _tensors
 
-__all__ = ["attention", "reference", "check_device", "info", "install_as_flash_attn", "Error", "InvalidError",
+__all__ = ["attention", "reference", "merge", "check_device", "info", "install_as_flash_attn", "Error", "InvalidError",
            "UnsupportedError", "DeviceError"]
 __version__ = "%d.%d.%d" % (_library.version() // 10000, _library.version() // 100 % 100, _library.version() % 100)
 
@@ -61,6 +61,16 @@ def reference(q, k, v, **options):
     for name in ("implementation", "tile_q", "tile_kv", "splits", "stages", "tensor_cores", "tf32", "out_dtype"):
         wide.pop(name, None)
     return attention(**wide)
+
+
+def merge(parts, layout="bshd"):
+    """(o, lse) over the union of disjoint sets of keys from the (o, lse) over each: parts is a list of such pairs.
+
+    The result has the parts' types. A part whose lse is -inf has no influence, whatever its o holds. No gradients. A sink
+    must be in one part only."""
+    from . import _merge
+
+    return _merge.merge(parts, layout)
 
 
 def check_device():

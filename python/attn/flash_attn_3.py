@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from . import _flash, _kvcache
+from . import _flash, _kvcache, _merge
 from ._flash import attend, refuse
 
 
@@ -113,14 +113,8 @@ def flash_attn_with_kvcache(
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """(out, lse) of partial results: out_partial (splits, b, s, h, dv), lse_partial (splits, b, s, h), both float32."""
-    parts = torch.where(torch.isneginf(lse_partial).unsqueeze(-1), 0.0, out_partial.float())
-    top = lse_partial.float().amax(0)
-    base = torch.where(torch.isneginf(top), 0.0, top)
-    weight = (lse_partial.float() - base).exp()
-    total = weight.sum(0)
-    lse = base + total.log()
-    share = torch.where(total > 0, weight / total, 0.0)
-    merged = (share.unsqueeze(-1) * parts).sum(0)
+    merged, lse = _merge.combine(out_partial, lse_partial)
+    lse = lse.float()
     if out is None:
         return merged.to(out_dtype if out_dtype is not None else out_partial.dtype), lse
     if out_dtype is not None and out_dtype != out.dtype:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a GPU has: streams, devices, graphs, lengths and seeds in its memory, and no waiting for it."""
+import conftest
+import pytest
+
+torch = pytest.importorskip("torch")
+if conftest.DEVICE == "cpu" or not torch.cuda.is_available():
+    pytest.skip("needs a GPU and ATTN_TEST_DEVICE=cuda", allow_module_level=True)
+
+import attn
+
+CU = [0, 3, 8, 8, 20]
+
+
+def make(*shape, dtype=torch.bfloat16, device="cuda"):
+    return [torch.randn(shape or (2, 64, 2, 64), dtype=dtype, device=device) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(2)
+
+
+def close(a, b, bound=2e-2):
+    assert (a.double().cpu() - b.double().cpu()).abs().max() <= bound * max(1, b.abs().max().item())
+
+
+def step(tensors, **options):
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    o = attn.attention(*leaves, deterministic=True, **options)
+    return (o.detach(), *torch.autograd.grad(o.float().square().sum(), leaves))
+
+
+def test_against_the_reference():
+    tensors = make()
+    got = step(tensors, causal=True)
+    leaves = [t.cpu().double().requires_grad_() for t in tensors]
+    o = attn.reference(*leaves, causal=True)
+    for a, b in zip(got, (o, *torch.autograd.grad(o.square().sum(), leaves))):
+        close(a, b, 5e-2)
+
+
+def test_nothing_waits():
+    tensors = make()
+    cu = torch.tensor(CU, dtype=torch.int32)
+    rows = make(24, 2, 64)
+    more = dict(layout="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=12, max_seqlen_kv=12)
+    cases = [(tensors, {}), (tensors, dict(dropout=0.5)), (tensors, dict(dropout=0.5, seed=torch.tensor([3, 4]))), (rows, more)]
+    for given, options in cases:
+        step(given, **options)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for given, options in cases:
+            step(given, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_current_stream():
+    tensors = make(1, 2048, 16, 64)
+    want = step(tensors)
+    side = torch.cuda.Stream()
+    for _ in range(5):
+        late = [torch.zeros_like(t) for t in tensors]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            for t, source in zip(late, tensors):
+                t.copy_(source)
+            got = step(late)
+        side.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_graph_of_a_forward():
+    q, k, v = make()
+    attn.attention(q, k, v, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, lse = attn.attention(q, k, v, causal=True, return_lse=True)
+    for _ in range(3):
+        for t in (q, k, v):
+            t.copy_(torch.randn_like(t))
+        graph.replay()
+        want = attn.attention(q, k, v, causal=True, return_lse=True)
+        assert torch.equal(o, want[0]) and torch.equal(lse, want[1])
+
+
+def test_graph_of_a_training_step():
+    tensors = [t.requires_grad_() for t in make()]
+    dout = torch.randn_like(tensors[0])
+    run = lambda: torch.autograd.grad(attn.attention(*tensors, causal=True, deterministic=True), tensors, dout)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = run()
+    for _ in range(2):
+        with torch.no_grad():
+            for t in tensors:
+                t.copy_(torch.randn_like(t))
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(grads, run()))
+
+
+def test_graph_draws_new_seeds():
+    q, k, v = make()
+    attn.attention(q, k, v, dropout=0.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = attn.attention(q, k, v, dropout=0.5)
+    graph.replay()
+    first = o.clone()
+    graph.replay()
+    assert not torch.equal(first, o)
+
+
+def test_graph_with_lengths():
+    cu = torch.tensor(CU, dtype=torch.int32)
+    q, k, v = make(24, 2, 64)
+    more = dict(layout="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, max_seqlen_q=16, max_seqlen_kv=16)
+    attn.attention(q, k, v, **more)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = attn.attention(q, k, v, **more)
+    for lengths in (CU, [0, 16, 17, 20, 24], [0, 0, 0, 0, 5]):
+        cu.copy_(torch.tensor(lengths))
+        graph.replay()
+        assert torch.equal(o, attn.attention(q, k, v, **more)) and (o[lengths[-1]:] == 0).all()
+    cu.copy_(torch.tensor([0, 9, 3, 3, 3]))
+    graph.replay()
+    with pytest.raises(attn.Error) as error:
+        attn.check_device()
+    assert error.value.field.startswith("cu_seqlens")
+    attn.check_device()
+
+
+def test_bad_lengths_on_the_device():
+    cu, bad = torch.tensor([0, 3, 8], dtype=torch.int32), torch.tensor([0, 5, 3], dtype=torch.int32)
+    q, k, v = make(8, 2, 64)
+    more = dict(layout="thd", max_seqlen_q=8, max_seqlen_kv=8)
+    attn.attention(q, k, v, cu_seqlens_q=bad, cu_seqlens_kv=cu, **more)
+    for _ in range(3):
+        with pytest.raises(attn.Error):
+            torch.cuda.synchronize()
+            attn.attention(q, k, v, cu_seqlens_q=bad, cu_seqlens_kv=cu, **more)
+            attn.check_device()
+    torch.cuda.synchronize()
+    attn.check_device()
+    host = attn.attention(q, k, v, cu_seqlens_q=cu.cpu(), cu_seqlens_kv=cu.cpu(), **more)
+    assert torch.equal(attn.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_kv=cu, **more), host)
+
+
+def test_seeds_of_the_device():
+    q, k, v = make()
+    host = attn.attention(q, k, v, dropout=0.3, seed=7, offset=9)
+    assert torch.equal(attn.attention(q, k, v, dropout=0.3, seed=torch.tensor([7, 9])), host)
+    assert torch.equal(attn.attention(q, k, v, dropout=0.3, seed=torch.tensor([7]), offset=9), host)
+
+
+def test_workspace_is_given_back():
+    tensors = make(1, 1024, 4, 64)
+    step(tensors)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        step(tensors)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_compiled_by_inductor():
+    tensors = [t.requires_grad_() for t in make()]
+    run = lambda q, k, v: attn.attention(q * 2, k, v, causal=True, deterministic=True).sin()
+    compiled = torch.compile(run, fullgraph=True)
+    for a, b in zip(torch.autograd.grad(compiled(*tensors).sum(), tensors), torch.autograd.grad(run(*tensors).sum(), tensors)):
+        close(a, b)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_devices():
+    here, there = make(device="cuda:0"), make(device="cuda:1")
+    for tensors in (here, there, here):
+        close(step(tensors)[0], attn.reference(*tensors))
+    with pytest.raises(attn.Error) as error:
+        attn.attention(here[0], there[1], there[2])
+    assert error.value.field in ("k", "v")
+
+
+def test_mixed_devices():
+    q, k, v = make()
+    for _ in range(2):
+        with pytest.raises(attn.Error) as error:
+            attn.attention(q, k.cpu(), v)
+        assert error.value.field == "k"
+    with pytest.raises(attn.Error) as error:
+        attn.attention(q, k, v, mask=torch.ones(64, 64, dtype=torch.bool, device="cpu"))
+    assert error.value.field == "mask"
