@@ -11,7 +11,7 @@
 
 bool attn__score_plain(const attn_problem *problem) {
     return problem->softcap == 0 && problem->bias.dtype == ATTN_NONE && problem->mask.dtype == ATTN_NONE &&
-           problem->alibi.dtype == ATTN_NONE && problem->scale > 0;
+           problem->alibi.dtype == ATTN_NONE && problem->scale > 1e-30f; /* below, sinks in its unit pass the range */
 }
 
 void attn__kernel_set(attn__kernel *kernel, const char *constant, int64_t value) {

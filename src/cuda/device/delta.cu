@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Before backward's products: a block of threads takes TILE_Q query rows of one head. Writes what the products read of
- * these rows (gradient_blocks.cuh): lse in log2 units and delta, the caller's or the sum of dout * o, less dlse. Clears
- * the rows' float32 sums of dq, and leaves the block's part of dsink, dsink = - sum over rows exp(sink - lse) * (delta
+ * these rows (gradient_blocks.cuh): lse in the scores' units and delta, the caller's or the sum of dout * o, less dlse.
+ * Clears the rows' float32 sums of dq, and leaves the block's part of dsink, dsink = - sum over rows exp(sink - lse) *
+ * (delta
  * - dlse)
  *
- * lse is brought to the units in which scores are computed: the product of a bare score with the rounded factor
- * scale * log2(e) must meet an lse multiplied by that same rounded factor, or the difference grows with |lse|.
+ * lse is brought to the units in which scores are computed: the product of a bare score (SCORE_PLAIN) with the rounded
+ * factor scale * log2(e) must meet an lse multiplied by that same rounded factor, or the difference grows with |lse|.
+ * Other scores are in natural units.
  *
  * Constants: WIDTH_QK, CLEAR_DQ, HAS_DLSE, HAS_SINK, O_DTYPE, DOUT_DTYPE, DIM_V, SCORE_PLAIN. */
 #include "gradient_blocks.cuh"
@@ -76,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     float dsink = 0.0f;
     if (count > 0) {
         const float factor = p.scale * LOG2E;
-        const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : (double)LOG2E;
+        const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : 1.0;
         for (int r0 = 0; r0 < TILE_Q; r0 += ROWS) {
             const int r = r0 + (int)threadIdx.x / LANES;
             const int64_t row = run.first + block * TILE_Q + r;
@@ -101,6 +103,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
                 } else {
                     /* +inf marks rows that see nothing, so a true one is kept apart */
                     lse2 = lse == INFINITY_F ? 3.4e38f : (float)((double)lse * units);
+                    lse2 = fabsf(lse2) == INFINITY_F ? copysignf(3.4e38f, lse2) : lse2;
                 }
             }
             if (threadIdx.x % LANES == 0 && r < TILE_Q) {

@@ -103,7 +103,7 @@ INLINE float score_gradient(const attn__params &p, float probability, float prod
                             int place) {
     float kept = product;
     if (HAS_DROPOUT) {
-        kept = keep >> place & 1u ? product * p.keep_scale : 0.0f;
+        kept = product * (keep >> place & 1u ? p.keep_scale : 0.0f); /* 0 * inf: NaN */
     }
     return probability * (kept - shift);
 }
@@ -129,7 +129,7 @@ INLINE float pair_weight(const attn__params &p, const gradient_tile &tile, const
         if (score == -INFINITY_F) {
             return HIDDEN_WEIGHT;
         }
-        probability = exp2_fast(score - tile.lse[i] * LOG2E);
+        probability = exp2_fast((score - tile.lse[i]) * LOG2E);
     }
     if (what == WEIGHT_P) {
         return visible(dropped(probability, keep, place));

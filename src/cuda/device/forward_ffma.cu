@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Forward with exact float32 products. A block takes OUTER query rows of one run and head and walks the keys in blocks
- * of INNER with an online softmax; scores are in log2 units, multiplied first and subtracted afterwards, so that their
- * size does not matter.
+ * of INNER with an online softmax; scores, and references in the same unit (products where nothing but a scale
+ * applies), are subtracted first and multiplied afterwards, so that their size does not matter.
  *
  * Constants: those of every forward kernel; ROWS, DEPTH; RESIDENT, blocks that a processor is to hold. */
 #define TWO_TILES 0
@@ -14,9 +14,8 @@ typedef struct softmax_rows {
     float m[OUTER], l[OUTER], fade[OUTER];
 } softmax_rows;
 
-/* Raw products in memory.weights become scores in log2 units; -inf where hidden. Keys j + tx + 16 n below `last`. */
+/* Raw products in memory.weights become scores; -inf where hidden. Keys j + tx + 16 n below `last`. */
 INLINE void tile_scores(const attn__params &p, const query_tile &tile, tile_memory &memory, int64_t j, int64_t last) {
-    const float unit = p.scale * LOG2E;
 #pragma unroll 1
     for (int r = 0; r < ROWS; r++) {
         const int outer = tile_y() * ROWS + r;
@@ -32,33 +31,29 @@ INLINE void tile_scores(const attn__params &p, const query_tile &tile, tile_memo
             const int64_t at = j + tile_x() + 16 * n;
             float *place = tile_place(memory.weights, r, n), s = -INFINITY_F;
             if (counts && at < last && band_sees(p, band, (int)at)) {
-                s = SCORE_PLAIN ? *place * unit : score_of(p, row, *place, (int)at, nullptr);
+                s = SCORE_PLAIN ? *place : score_of(p, row, *place, (int)at, nullptr);
             }
             *place = s;
         }
     }
 }
 
-/* Scores of four rows, still to be multiplied by unit, become weights. The 16 threads of a row agree on its state. */
+/* Scores of four rows become weights; unit: of log2. The 16 threads of a row agree on its state. */
 INLINE void group_softmax(softmax_rows &rows, int group, float unit, uint32_t keep, float (&x)[OWN][4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         const int outer = tile_y() * ROWS + group + r;
-#pragma unroll
-        for (int n = 0; n < OWN; n++) {
-            x[n][r] *= unit;
-        }
         float top = fmaxf(fmaxf(x[0][r], x[1][r]), fmaxf(x[2][r], x[3][r])), l = 0.0f;
 #pragma unroll
         for (int mask = 8; mask; mask >>= 1) {
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
         }
         const float before = rows.m[outer], m = fmaxf(before, top), base = m == -INFINITY_F ? 0.0f : m;
-        const float fade = exp2_fast(before - base);
+        const float fade = exp2_fast((before - base) * unit);
 #pragma unroll
         for (int n = 0; n < OWN; n++) {
             const bool hidden = x[n][r] == -INFINITY_F;
-            const float w = exp2_fast(x[n][r] - base);
+            const float w = exp2_fast((x[n][r] - base) * unit);
             l += w;
             x[n][r] = hidden ? HIDDEN_WEIGHT : w;
             if (HAS_DROPOUT && !hidden && !(keep >> ((group + r) * OWN + n) & 1u)) {
@@ -69,6 +64,7 @@ INLINE void group_softmax(softmax_rows &rows, int group, float unit, uint32_t ke
         for (int mask = 8; mask; mask >>= 1) {
             l += __shfl_xor_sync(0xffffffffu, l, mask);
         }
+        __syncwarp(); /* all 16 have read the row's state */
         if (tile_x() == 0) {
             rows.m[outer] = m;
             rows.l[outer] = rows.l[outer] * fade + l;
@@ -80,9 +76,8 @@ INLINE void group_softmax(softmax_rows &rows, int group, float unit, uint32_t ke
 /* From raw products in memory.weights to weights; what was summed so far is scaled to the new maxima. */
 INLINE void softmax_step(const attn__params &p, const query_tile &tile, softmax_rows &rows, tile_memory &memory,
                          int64_t j, int64_t last, bool full, float (&sum)[ROWS][4 * COLUMNS(DIM_V)]) {
-    const bool raw = SCORE_PLAIN && full;
     uint32_t keep = 0;
-    if (!raw) {
+    if (!SCORE_PLAIN || !full) {
         tile_scores(p, tile, memory, j, last);
     }
     if (HAS_DROPOUT) {
@@ -92,7 +87,7 @@ INLINE void softmax_step(const attn__params &p, const query_tile &tile, softmax_
     for (int group = 0; group < ROWS; group += 4) {
         float x[OWN][4];
         group_get(memory.weights, group, x);
-        group_softmax(rows, group, raw ? p.scale * LOG2E : 1.0f, keep, x);
+        group_softmax(rows, group, unit_log2(p), keep, x);
         group_put(memory.weights, group, x);
     }
     __syncwarp();
@@ -123,7 +118,8 @@ INLINE void store_tile(const attn__params &p, const query_tile &tile, const soft
             const float l = rows.l[outer];
             store_row<O_DTYPE, DIM_V>(p.o, at, sum[r], l == 0.0f ? 0.0f : p.keep_scale / l, aligned, false);
             if (l != 0.0f) {
-                lse = (float)((double)rows.m[outer] * 0.69314718055994531 + (double)logf(l));
+                lse = (float)((double)rows.m[outer] * unit_natural(p) + (double)logf(l));
+                lse = lse == -INFINITY_F ? -FLOAT_MAX : lse; /* -inf is kept for rows that saw nothing */
             }
         }
         if (p.lse.data && tile_x() == 0) {
@@ -173,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) ATTN_KERNEL(cons
         }
     }
     if (threadIdx.x < OUTER) {
-        const float sink = HAS_SINK ? ((const float *)p.sink.data)[tile.head * p.sink.stride[1]] * LOG2E : -INFINITY_F;
+        const float sink =
+            HAS_SINK ? ((const float *)p.sink.data)[tile.head * p.sink.stride[1]] / unit_natural(p) : -INFINITY_F;
         rows.m[threadIdx.x] = sink;
         rows.l[threadIdx.x] = sink != -INFINITY_F ? 1.0f : 0.0f;
     }

@@ -16,9 +16,10 @@
  * forward_score.cuh, the tile's end forward_store.cuh; here the walk over the blocks.
  *
  * Careful modes. A hidden key's NaN or infinity would pass through 0 * value. So, if a tile's result is not finite (or
- * a sum is out of range), the tile is computed again: 1, always with the maximum, and with values that are not finite
- * taken as 0; 2 and 3 count for each output how many visible values were +inf or NaN, -inf or NaN, and add that
- * infinity to what mode 1 stored. */
+ * a sum is out of range, or a product past FUSED_LIMIT), the tile is computed again: 1, always against the maximum,
+ * subtracted first, and with values that are not finite taken as 0; 2 and 3 count for each output how many visible
+ * values were +inf or NaN, -inf or NaN, and add that infinity to what mode 1 stored; 4, with dropout, counts dropped
+ * values that are not finite, which make NaN. */
 #include "forward_products.cuh"
 #include "forward_store.cuh"
 
@@ -36,7 +37,7 @@ INLINE bool run_tile(const attn__params &p, tile_work &tile, unsigned char *memo
         w.reference[strip][0] = w.reference[strip][1] = NO_REFERENCE;
         w.sum[strip][0] = w.sum[strip][1] = 0.0f;
     }
-    w.settled = w.far = false;
+    w.settled = false;
     copy_queries(p, tile, queries);
 #pragma unroll 1
     for (int n = 0; n < ahead; n++) {
@@ -156,6 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ATTN_KERNEL(const 
             if (!again) {
                 find_tile(p, p.first_tile + blockIdx.x, tile);
                 tile.mode = 0;
+                tile.far = false;
             }
             if (tile.exists) {
                 walk_start(p, tile.view, tile.walk, STAGES > 1 ? STAGES : 2);

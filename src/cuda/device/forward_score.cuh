@@ -14,10 +14,18 @@
 #include "score.cuh"
 #include "softmax.cuh"
 
-#define FACTOR_PLAIN (p.scale * LOG2E)
-#define RAISE        8.0f
+#define RAISE        8.0f                         /* log2 units, like the next */
 #define HEADROOM     (DTYPE == F16 ? 8.0f : 0.0f) /* f16 ends at 2^16 */
-#define NO_REFERENCE (-3.0e38f) /* of a row that saw nothing yet: finite, so that -inf minus it stays -inf */
+#define NO_REFERENCE (-FLOAT_MAX) /* of a row that saw nothing yet: finite, so that -inf minus it stays -inf */
+
+/* References are in natural units; those of bare products in log2 units (mode 0) or products (careful modes). */
+#define FUSED(mode) (SCORE_PLAIN && (mode) == 0)
+INLINE float reference_log2(const attn__params &p, int mode) {
+    return FUSED(mode) ? 1.0f : unit_log2(p);
+}
+INLINE float reference_natural(const attn__params &p, int mode) {
+    return FUSED(mode) ? LN2 : unit_natural(p);
+}
 
 /* Hides what the band and the lengths hide, and turns products into scores where they are more than that. */
 template <bool boundary>
@@ -56,10 +64,13 @@ INLINE void hide_and_score(const attn__params &p, const tile_work &tile, const k
     }
 }
 
-/* Raises references that the block passes too far, and rescales what was summed against the old ones. */
-INLINE void raise_references(warp_rows &w, const score_tile &s, float factor) {
+/* Raises references that the block passes too far (in careful modes: at all), and rescales what was summed against the
+ * old ones. */
+INLINE void raise_references(const attn__params &p, tile_work &tile, warp_rows &w, const score_tile &s, int mode) {
+    const float log2_units = SCORE_PLAIN ? 1.0f : LN2, factor = FUSED(mode) ? p.scale * LOG2E : 1.0f;
+    const float headroom = mode ? 0.0f : HEADROOM * log2_units, enough = mode ? 0.0f : RAISE * log2_units;
     float top[STRIPS][2];
-    bool raise = false;
+    bool raise = false, lost = false; /* a product that is a number has left the range */
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
@@ -69,20 +80,23 @@ INLINE void raise_references(warp_rows &w, const score_tile &s, float factor) {
             for (int n = 1; n < SCORES; n++) {
                 x = fmaxf(x, fmaxf(s[strip][n][2 * half], s[strip][n][2 * half + 1]));
             }
-            top[strip][half] = quad_max(x) * factor + HEADROOM;
-            raise = raise || top[strip][half] > w.reference[strip][half] + RAISE;
+            x = quad_max(x);
+            top[strip][half] = x * factor + headroom;
+            raise = raise || top[strip][half] > w.reference[strip][half] + enough;
+            lost = lost || (SCORE_PLAIN && top[strip][half] == -INFINITY_F && x != -INFINITY_F);
         }
     }
-    if (!__any_sync(0xffffffffu, raise)) {
+    if (!__any_sync(0xffffffffu, raise || lost)) {
         return;
     }
-    bool settled = true, far = false;
+    const float unit = reference_log2(p, mode);
+    bool settled = true, far = lost;
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float before = w.reference[strip][half], now = fmaxf(before, top[strip][half]);
-            float scale = now == before ? 1.0f : exp2_fast(before - now); /* equal infinities too */
+            float scale = now == before ? 1.0f : exp2_fast((before - now) * unit); /* equal infinities too */
             w.reference[strip][half] = now;
             w.sum[strip][half] *= scale;
 #pragma unroll
@@ -95,7 +109,9 @@ INLINE void raise_references(warp_rows &w, const score_tile &s, float factor) {
         }
     }
     w.settled = __all_sync(0xffffffffu, settled);
-    w.far = __any_sync(0xffffffffu, far);
+    if (SCORE_PLAIN && far) {
+        tile.far = true;
+    }
 }
 
 /* Scores [first, last) of step `step`, counted through strips, sums and elements, become probabilities. */
@@ -107,14 +123,14 @@ INLINE void exponentiate(warp_rows &w, score_tile &s, const float (&minus)[STRIP
         if (n >= first && n < last) {
             int strip = n / (sums * 4), half = n % 4 / 2;
             float &x = s[strip][step * sums + n / 4 % sums][n % 4];
-            x = exp2_fast(fmaf(x, factor, minus[strip][half]));
+            x = exp2_fast(SCORE_PLAIN ? fmaf(x, factor, minus[strip][half]) : (x + minus[strip][half]) * factor);
             w.sum[strip][half] += x;
         }
     }
 }
 
-/* Drops probabilities; the kept ones are scaled at the end. */
-INLINE void drop(const attn__params &p, const tile_work &tile, const key_block &block, score_tile &s) {
+/* Drops probabilities, or all that is not dropped; the kept ones are scaled at the end. */
+INLINE void drop(const attn__params &p, const tile_work &tile, const key_block &block, bool others, score_tile &s) {
     attn__dropout_key key = dropout_key(p);
     const rows_run &run = tile.run;
 #pragma unroll
@@ -133,16 +149,16 @@ INLINE void drop(const attn__params &p, const tile_work &tile, const key_block &
                 if (ROWS_KV == SEGMENTS && (j & 3) == 3) { /* an odd first position: the pair spans two groups */
                     right = dropout_words(p, key, (j + 1) >> 2, i, head, run.sequence).word[0];
                 }
-                s[strip][n][2 * half] = left >= key.threshold ? s[strip][n][2 * half] : 0.0f;
-                s[strip][n][2 * half + 1] = right >= key.threshold ? s[strip][n][2 * half + 1] : 0.0f;
+                s[strip][n][2 * half] = (left >= key.threshold) != others ? s[strip][n][2 * half] : 0.0f;
+                s[strip][n][2 * half + 1] = (right >= key.threshold) != others ? s[strip][n][2 * half + 1] : 0.0f;
             }
         }
     }
 }
 
 /* Everything between the two products that needs the whole block's scores. */
-INLINE void settle_scores(const attn__params &p, const tile_work &tile, const key_block &block, warp_rows &w,
-                          score_tile &s, float (&minus)[STRIPS][2], float &factor) {
+INLINE void settle_scores(const attn__params &p, tile_work &tile, const key_block &block, warp_rows &w, score_tile &s,
+                          float (&minus)[STRIPS][2], float &factor) {
     const int mode = tile.mode;
     bool boundary = !block.whole;
     if (boundary) {
@@ -160,22 +176,22 @@ INLINE void settle_scores(const attn__params &p, const tile_work &tile, const ke
             }
         }
     }
-    factor = SCORE_PLAIN ? FACTOR_PLAIN : 1.0f;
+    factor = SCORE_PLAIN ? p.scale * LOG2E : LOG2E;
     if (!LAZY || boundary || mode || HAS_MASK || BIAS_DTYPE || !w.settled) {
-        raise_references(w, s, factor);
+        raise_references(p, tile, w, s, mode);
     }
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
         minus[strip][0] = -w.reference[strip][0];
         minus[strip][1] = -w.reference[strip][1];
     }
-    if (SCORE_PLAIN && w.far) { /* softmax.cuh: past FUSED_LIMIT multiply first, subtract then */
+    if (SCORE_PLAIN && mode) { /* softmax.cuh: subtract first, multiply then */
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
 #pragma unroll
             for (int n = 0; n < SCORES * 4; n++) {
                 float &x = s[strip][n / 4][n % 4];
-                x = __fadd_rn(__fmul_rn(x, factor), minus[strip][n % 4 / 2]);
+                x = (x + minus[strip][n % 4 / 2]) * unit_log2(p);
             }
             minus[strip][0] = minus[strip][1] = 0.0f;
         }
@@ -186,8 +202,8 @@ INLINE void settle_scores(const attn__params &p, const tile_work &tile, const ke
         for (int step = 0; step < STEPS_PV; step++) {
             exponentiate(w, s, minus, factor, step, 0, STRIPS * SUMS_A_STEP(DTYPE) * 4);
         }
-        if (mode < 2) {
-            drop(p, tile, block, s);
+        if (mode < 2 || mode == MODE_DROPPED) {
+            drop(p, tile, block, mode == MODE_DROPPED, s);
         }
     }
 }

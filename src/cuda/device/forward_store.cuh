@@ -3,9 +3,7 @@
  * and from there stored 16 bytes at a time, each warp its own 16 rows. Also the values' side of the careful modes
  * (forward_mma.cu). */
 #pragma once
-#include "forward_tile.cuh"
-#include "score.cuh"
-#include "softmax.cuh"
+#include "forward_score.cuh"
 
 #define STAGED       (SPLIT ? F32 : O_DTYPE)
 #define SIZE_STAGED  ((int)sizeof(element_t<STAGED>))
@@ -29,6 +27,8 @@ INLINE void patch_values(uint32_t values, int mode) {
         bool odd = (x & infinity) == infinity, nan = odd && (x & ~sign & ~infinity & (sign - 1));
         if (mode == 1) {
             x = odd ? 0 : x;
+        } else if (mode == MODE_DROPPED) {
+            x = odd ? one : 0;
         } else {
             x = nan || x == (infinity | (mode == 3 ? sign : 0u)) ? one : 0;
         }
@@ -43,6 +43,7 @@ INLINE void patch_values(uint32_t values, int mode) {
 /* Scales the rows by what is left to do; w.sum becomes their natural lse. True: something is not finite, or a sum is
  * out of range. */
 INLINE bool scale_rows(const attn__params &p, const tile_work &tile, warp_rows &w, int mode) {
+    const float unit = reference_log2(p, mode);
     float odd = 0.0f; /* 0 times anything that is not finite is NaN */
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
@@ -53,18 +54,19 @@ INLINE bool scale_rows(const attn__params &p, const tile_work &tile, warp_rows &
             if (mode < 2) {
                 if (HAS_SINK && !SPLIT) {
                     int head = head_of(tile, row_of(strip, half));
-                    float sink = ((const float *)p.sink.data)[head * p.sink.stride[1]] * LOG2E;
+                    float sink = ((const float *)p.sink.data)[head * p.sink.stride[1]];
+                    sink = SCORE_PLAIN ? sink * LOG2E / unit : sink;
                     if (sink != -INFINITY_F) {
                         float now = fmaxf(reference, sink);
-                        scale = exp2_fast(reference - now);
-                        sum = sum * scale + exp2_fast(sink - now);
+                        scale = exp2_fast((reference - now) * unit);
+                        sum = sum * scale + exp2_fast((sink - now) * unit);
                         reference = now;
                     }
                 }
                 scale = sum == 0.0f ? 0.0f : scale / sum;
                 scale *= HAS_DROPOUT && !SPLIT ? p.keep_scale : 1.0f;
             }
-            w.sum[strip][half] = natural_lse(reference, sum);
+            w.sum[strip][half] = natural_lse(reference, reference_natural(p, mode), sum);
 #pragma unroll
             for (int n = 0; n < OUTPUTS; n++) {
                 w.o[strip][n][2 * half] *= scale;
@@ -98,13 +100,14 @@ INLINE void stage_strip(const warp_rows &w, int strip, uint32_t staged) {
     }
 }
 
-/* One staged element goes to its place; modes 2 and 3 add an infinity where it counts something. */
+/* One staged element goes to its place; modes from 2 on add an infinity or NaN where it counts something. */
 INLINE void store_staged(void *data, int64_t at, element_t<STAGED> x, int mode) {
     element_t<STAGED> *to = (element_t<STAGED> *)data + at;
     if (mode < 2) {
         *to = x;
     } else if (widen<STAGED>(x) > 0.0f) {
-        *to = narrow<STAGED>(widen<STAGED>(*to) + (mode == 2 ? INFINITY_F : -INFINITY_F));
+        const float added = mode == 2 ? INFINITY_F : mode == 3 ? -INFINITY_F : __int_as_float(0x7fffffff);
+        *to = narrow<STAGED>(widen<STAGED>(*to) + added);
     }
 }
 
@@ -161,7 +164,8 @@ INLINE void store_lse(const attn__params &p, const tile_work &tile, const warp_r
 INLINE bool finish_rows(const attn__params &p, tile_work &tile, warp_rows &w, unsigned char *memory) {
     const int mode = tile.mode;
     bool bad = scale_rows(p, tile, w, mode);
-    bad = __syncthreads_or(bad); /* also: shared memory is free, and all threads have read the mode */
+    bad = __syncthreads_or(bad) ||
+          (SCORE_PLAIN && tile.far); /* also: shared memory is free, and all threads have read the mode */
     if (threadIdx.x == 0) {
         tile.mode++;
     }
@@ -179,5 +183,5 @@ INLINE bool finish_rows(const attn__params &p, tile_work &tile, warp_rows &w, un
     if (mode < 2 && tile.column_v == 0) {
         store_lse(p, tile, w);
     }
-    return mode > 0 && mode < 3;
+    return mode > 0 && mode < LAST_MODE;
 }

@@ -26,6 +26,10 @@
 /* Warps wait for data and for room in a stage, not for each other (where each block follows from its number). */
 #define FREE_RUNNING (HAS_BARRIERS && !WALKED && STAGES > 1)
 
+/* Careful modes (forward_mma.cu). */
+#define MODE_DROPPED 4
+#define LAST_MODE    (HAS_DROPOUT ? MODE_DROPPED : 3)
+
 typedef struct tile_work {
     key_view view;
     rows_run run;
@@ -35,7 +39,8 @@ typedef struct tile_work {
     int column_v; /* first column of the values */
     bool exists;
     const void *keys, *values; /* row 0 of the buffers (segments), of the run (else) */
-    int mode;
+    int mode;                  /* 0, or a careful mode (forward_mma.cu) */
+    bool far;                  /* some product is past FUSED_LIMIT: a careful mode must do the tile again */
     key_walk walk;
     uint64_t landed_keys[STAGES], landed_values[STAGES], free[STAGES]; /* barriers */
 } tile_work;
@@ -44,7 +49,6 @@ typedef struct warp_rows {
     float o[STRIPS][OUTPUTS][4];
     float reference[STRIPS][2], sum[STRIPS][2];
     bool settled; /* every row has a reference */
-    bool far;     /* some reference is past FUSED_LIMIT */
 } warp_rows;
 
 typedef float score_tile[STRIPS][SCORES][4];

@@ -2,7 +2,7 @@
  * Backward's own row blocks. A run of rows is cut into blocks of TILE_Q (queries) or TILE_KV (keys) rows; each block
  * has a slot. What one kernel of backward leaves for the next lies by query slots, heads outermost:
  *
- *     extra:  stats  [head][slot][2][TILE_Q]  lse in log2 units, +inf where a row does not exist or sees nothing, so
+ *     extra:  stats  [head][slot][2][TILE_Q]  lse in the unit of exponents (delta.cu), +inf where a row does not exist or sees nothing, so
  *                                             that its probabilities are 0 without a mask; then the sum of dout * o,
  *                                             less dlse; 0 in such rows
  *             sinks  [head][slot]             a block's part of dsink

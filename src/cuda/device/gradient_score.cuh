@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From raw products to probabilities and dS, in a warp's registers:
- *     P = 2^(score - lse),  dS = P (keep * dP - delta), bent by the soft cap
+ *     P = e^(score - lse),  dS = P (keep * dP - delta), bent by the soft cap
  * A lane's scores are QUERIES queries by KEYS keys; query_at and key_at say where in the tiles, score_at which
  * register. Where some pair of a step is hidden (`masked`) hidden pairs get P = dS = 0 by choice, not by arithmetic,
  * and the step is reported wild if any raw product is not finite: then a hidden NaN or inf may sit in q, k, v or dout,
@@ -179,13 +179,14 @@ INLINE bool gradients_of(const attn__params &p, const walk &now, const place &at
                     full = score_of(p, row, score, step.key_position + key_at(at, key), HAS_SOFTCAP ? &bent : 0);
                 }
                 seen = seen && full != -INFINITY_F;
-                probability = exp2_fast(full - lse);
+                probability = exp2_fast((full - lse) * LOG2E);
             }
             float kept = probability;
             if (HAS_DROPOUT) {
                 bool keep = keeps(kept_pairs, query, key);
-                kept = keep ? probability * p.keep_scale : 0.0f;
-                dp = keep ? dp * p.keep_scale : 0.0f;
+                const float weight = keep ? p.keep_scale : 0.0f;
+                kept = probability * weight;
+                dp *= weight; /* 0 * inf: NaN */
             }
             float ds = probability * (dp - delta);
             if (masked || !SCORE_PLAIN) {

@@ -38,7 +38,7 @@ INLINE float score_at(const attn__params &p, const score_line &line, int64_t j, 
         return -INFINITY_F;
     }
     const float s = load_element<DTYPE>(p.scores, line.at + j);
-    return SCORE_PLAIN ? s : score_of_scaled(p, line.row, s, (int)j, bent) * LN2;
+    return SCORE_PLAIN ? s : score_of_scaled(p, line.row, s, (int)j, bent);
 }
 
 /* keep / (1 - rate) */

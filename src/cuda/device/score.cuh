@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The score's one hook: from the raw product <q, k> to the score in log2 units, and the derivative that backward needs.
- * Where nothing but a positive scale applies (SCORE_PLAIN) kernels keep raw products and fold scale * log2(e) into the
- * exponential; otherwise every score passes through score_of.
+ * The score's one hook: from the raw product <q, k> to the score in natural units, and the derivative that backward
+ * needs. Where nothing but a positive scale applies (SCORE_PLAIN) kernels keep raw products and fold scale * log2(e)
+ * into the exponential; otherwise every score passes through score_of, and the reference is subtracted before anything
+ * is multiplied: scores may lie anywhere in the range of float (a bias of the lowest float is a usual mask).
  *
  * Constants: SCORE_PLAIN, HAS_SOFTCAP, HAS_ALIBI, BIAS_DTYPE (0: no bias), HAS_MASK. */
 #pragma once
@@ -39,7 +40,7 @@ INLINE score_row score_row_of(const attn__params &p, int s, int head, int64_t i,
     return row;
 }
 
-/* Score in log2 units of a key that the band shows, from s = scale * <q, k>; -inf where boolean mask or bias hide it.
+/* Score of a key that the band shows, from s = scale * <q, k>; -inf where boolean mask or bias hide it.
  * *bent (backward) takes d score / d s, which the soft cap bends. */
 INLINE float score_of_scaled(const attn__params &p, const score_row &row, float s, int j, float *bent) {
     if (bent) {
@@ -67,10 +68,20 @@ INLINE float score_of_scaled(const attn__params &p, const score_row &row, float 
     if (HAS_ALIBI) {
         s -= row.slope * fabsf((float)(row.shifted - j));
     }
-    return s * LOG2E;
+    return s;
 }
 
-/* The same from the raw product. */
+/* The same from the raw product. One that is a number and leaves the range by its scale is NaN: -inf means hidden. */
 INLINE float score_of(const attn__params &p, const score_row &row, float raw, int j, float *bent) {
-    return score_of_scaled(p, row, raw * p.scale, j, bent);
+    const float s = raw * p.scale;
+    return score_of_scaled(p, row, fabsf(s) == INFINITY_F && is_finite(raw) ? __int_as_float(0x7fffffff) : s, j, bent);
+}
+
+/* What turns a raw product (SCORE_PLAIN) or a score into log2 units, for kernels that subtract first; and into natural
+ * units. */
+INLINE float unit_log2(const attn__params &p) {
+    return SCORE_PLAIN ? fminf(p.scale * LOG2E, FLOAT_MAX) : LOG2E;
+}
+INLINE float unit_natural(const attn__params &p) {
+    return SCORE_PLAIN ? p.scale : 1.0f;
 }

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Softmax in log2 units: the probability of raw value x against a reference r is 2^(x * factor - r), with factor
- * scale * log2(e) where x is a bare product (SCORE_PLAIN) and 1 where it is a score already.
- *
- * The product and the difference are one fused operation. Its rounding of r is common to the whole row, so it cancels
- * as long as lse is made from the same r; that holds while |r| < FUSED_LIMIT. Beyond it (products of 1e6 and more) the
- * unrounded product would differ from r by whole powers of two: multiply first, subtract then. */
+ * Softmax by powers of two: the probability of value x against a reference r is
+ *   2^(x * factor - r)   of bare products (SCORE_PLAIN), factor scale * log2(e), r in log2 units: one fused operation.
+ *                        Its rounding of r is common to the whole row, so it cancels as long as lse is made from the
+ *                        same r; that holds while |r| < FUSED_LIMIT;
+ *   2^((x - r) * unit)   of scores, and of products past that limit, r in the unit of x: subtract first, multiply then.
+ */
 #pragma once
 #include "types.cuh"
 
 #define FUSED_LIMIT 1048576.0f
-
-INLINE float probability(float x, float factor, float reference) {
-    return exp2_fast(fmaf(x, factor, -reference));
-}
-INLINE float probability_unfused(float x, float factor, float reference) {
-    return exp2_fast(__fsub_rn(__fmul_rn(x, factor), reference));
-}
 
 /* Largest and sum over the four lanes that share a row. */
 INLINE float quad_max(float x) {
@@ -33,7 +26,9 @@ INLINE float log2_fast(float x) {
     return y;
 }
 
-/* Natural lse of a row from reference and sum; -inf where nothing was seen (sum 0). */
-INLINE float natural_lse(float reference, float sum) {
-    return sum == 0.0f ? -INFINITY_F : (reference + log2_fast(sum)) * LN2;
+/* Natural lse of a row from reference, what turns that into natural units, and sum; -inf is kept for rows that saw
+ * nothing (sum 0). */
+INLINE float natural_lse(float reference, float natural, float sum) {
+    const float lse = fmaf(reference, natural, log2_fast(sum) * LN2);
+    return sum == 0.0f ? -INFINITY_F : lse == -INFINITY_F ? -FLOAT_MAX : lse;
 }

@@ -15,6 +15,7 @@
 #define LOG2E 1.4426950408889634f
 #define LN2   0.6931471805599453f
 #define INFINITY_F __int_as_float(0x7f800000)
+#define FLOAT_MAX  3.402823466e38f
 
 #define INLINE static __device__ __forceinline__
 
