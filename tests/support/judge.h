@@ -8,8 +8,8 @@
  * further draws of the same problem, and so is what exact arithmetic loses by the types alone (backward reads an o that
  * was rounded to 16 bits); the largest counts. Where the true value cancels (a row that sees one key has
  * dq = 0) both errors are float32 rounding noise of the terms; four such roundings are always allowed. judge.c has one
- * more allowance, for results of very large scores. Products in tf32 keep as many bits as float16 does: they are held to
- * the plain computation's error in that type. So are results of a float32 dout that tensor cores take in 16 bits. */
+ * more allowance, for results of very large scores. Products in tf32 keep as many bits as float16 does: they are held
+ * to the plain computation's error in that type. So are results of a float32 dout that tensor cores take in 16 bits. */
 #ifndef TESTS_SUPPORT_JUDGE_H
 #define TESTS_SUPPORT_JUDGE_H
 
