@@ -23,12 +23,6 @@ const attn__impl *const attn__implementations[] = {
 #ifdef ATTN_HAVE_NEON
     &attn__impl_neon,
 #endif
-    &attn__impl_generic,
-    &attn__impl_native,
-    &attn__impl_reference,
-    &attn__impl_hopper,
-    &attn__impl_mma,
-    &attn__impl_ffma,
-    &attn__impl_cuda_native,
-    NULL,
+    &attn__impl_generic,    &attn__impl_native, &attn__impl_reference,   &attn__impl_hopper,
+    &attn__impl_mma,        &attn__impl_ffma,   &attn__impl_cuda_native, NULL,
 };

@@ -13,8 +13,8 @@ extern const attn__gpu attn__gpus[ATTN__GPUS];
 const attn__gpu *attn__gpu_find(const char *name);
 
 /* Fills in what the driver does not tell (fma_cycle, mma_cycle, mma_tf32_cycle, wgmma_cycle, and hertz and
- * memory_rate where they are 0): from the row whose name occurs in gpu->name, else from the first row of the same architecture, else from the
- * last row of an older one. */
+ * memory_rate where they are 0): from the row whose name occurs in gpu->name, else from the first row of the same
+ * architecture, else from the last row of an older one. */
 void attn__gpu_complete(attn__gpu *gpu);
 
 /* The architecture whose code and limits stand for `arch` (compute capability * 10): the newest known one that is not
