@@ -8,6 +8,8 @@
  *   d 128   2 groups x 128 keys: queries 2 x 32 KiB, 2 + 2 stages of 32 KiB: 192 KiB. 64 scores, 64 outputs, 32 weights
  *           and 32 queries of 232.
  *   d 256   2 groups x 64 keys: queries 64 KiB once, 3 + 2 stages of 32 KiB: 224 KiB. */
+#include <string.h>
+
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "cuda/tensor_map.h"
@@ -179,8 +181,8 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
         /* Without rows nothing is read but the zeros outside: any address will do. */
         attn__tensor_ref ref = shape.rows > 0 ? *tensors[n].ref : run->params.o;
         if ((uintptr_t)ref.data % 16 != 0) {
-            return attn__fail(run->error, ATTN_ERR_INVALID, tensors[n].name,
-                              "is at an address that is no multiple of 16, as `hopper` needs it");
+            memset(tensors[n].map, 0, sizeof *tensors[n].map);
+            continue; /* the kernel reads it without a map (params.aligned) */
         }
         status = attn__tensor_map_make(driver, tensors[n].map, &ref, &shape, tensors[n].name, run->error);
     }

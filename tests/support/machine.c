@@ -197,10 +197,30 @@ bool machine_may_refuse(const char *implementation, const attn_problem *problem,
     return arch && arch != 80 && arch != 90 && arch != 100 && !strcmp(field, "dim_qk");
 }
 
+/* What the library itself tells: most of its rules are of features and strides. One of a list, since callers keep it.
+ */
+static const char *refusal_of_hopper(const attn_problem *problem) {
+    static const char *const fields[] = {"pass", "q.dtype", "o.dtype", "dim_qk",   "dim_v",    "scale",    "bias",
+                                         "mask", "alibi",   "dropout", "q.stride", "k.stride", "v.stride", "o.stride"};
+    const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
+    attn_error error;
+    if (attn_supported(machine_device(), problem, &hints, &error) != ATTN_OK) {
+        for (size_t n = 0; n < sizeof fields / sizeof *fields; n++) {
+            if (!strcmp(fields[n], error.field)) {
+                return fields[n];
+            }
+        }
+    }
+    return NULL;
+}
+
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem) {
     bool mma = !strcmp(implementation, "mma");
     if (!strcmp(implementation, "reference")) {
         return NULL;
+    }
+    if (!strcmp(implementation, "hopper")) {
+        return refusal_of_hopper(problem);
     }
     if (problem->q.dtype == ATTN_F64 || (mma && problem->q.dtype != ATTN_F16 && device_arch() < 80)) {
         return "q.dtype";

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (group == 0) {
         registers_give<REGISTERS_PRODUCER>();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x < 32) {
             produce(p, maps);
         }
     } else {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The producer: one thread that places tiles and keeps the rings of queries, keys and values full. Keys run one block
- * ahead of values, over the ends of tiles too. */
+ * The producer: one warp that places tiles and keeps the rings of queries, keys and values full. Keys run one block
+ * ahead of values, over the ends of tiles too. All its threads go the same way; one of them signals and starts copies.
+ * A tensor whose address is no multiple of 16, which only a run knows, is read element by element instead. */
 #pragma once
 #include "hopper/forward_tile.cuh"
 
@@ -9,16 +10,58 @@ typedef struct producer {
     int posted; /* tiles */
     int64_t at; /* number of the tile that was drawn last */
     /* The block whose values are still to be brought. */
-    int value_row, value_head, value_batch;
+    int value_row, value_head, value_sequence;
     bool value_due;
     key_view view;
     key_walk walk;
 } producer;
 
+/* Boxes of one operand: all its columns, `rows` rows from `row` on, to the panels from `to` on. */
+typedef struct operand_box {
+    uint32_t to, full;
+    int rows, row, head, sequence, batch;
+} operand_box;
+
+INLINE void operand_load(const operand_box &box, const attn__map &map, int panels, uint64_t policy) {
+    if ((threadIdx.x & 31) == 0) {
+        barrier_expect(box.full, panels * box.rows * 128);
+        for (int panel = 0; panel < panels; panel++) {
+            box_load(box.to + panel * box.rows * 128, map, box.full, 64 * panel, box.row, box.head, box.batch, policy);
+        }
+    }
+}
+/* extent: rows of the tensor; what lies past it and past `dim` is 0, as the copy engine has it. */
+INLINE void operand_read(const operand_box &box, const attn__tensor_ref &tensor, int panels, int dim, int64_t extent) {
+    const uint16_t *data = (const uint16_t *)tensor.data + row_offset(tensor, box.sequence, box.head, box.row);
+#pragma unroll 1
+    for (int at = threadIdx.x & 31; at < panels * box.rows * 64; at += 32) {
+        const int panel = at / (box.rows * 64), r = at / 64 % box.rows, c = at % 64, column = panel * 64 + c;
+        const bool there = box.row + r < extent && column < dim;
+        const uint16_t x = there ? data[r * tensor.stride[2] + column] : 0;
+        const uint32_t to = box.to + panel * box.rows * 128 + r * 128 + ((c >> 3 ^ (r & 7)) << 4) + (c & 7) * 2;
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+    }
+    fence_async();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        barrier_arrive(box.full);
+    }
+}
+INLINE int64_t extent_q(const attn__params &p) {
+    return ROWS_Q == DENSE ? p.side_q.tokens : p.side_q.total;
+}
+INLINE int64_t extent_kv(const attn__params &p) {
+    return ROWS_KV == DENSE ? p.side_kv.tokens : p.side_kv.total;
+}
+
 /* The next number: dealt out in turn, or (DYNAMIC) drawn from a counter that each launch finds at 0. */
 INLINE int64_t draw_tile(const attn__params &p, int64_t before) {
     if (DYNAMIC) {
-        return atomicAdd((unsigned *)p.extra, 1u) + (int64_t)gridDim.x;
+        unsigned drawn = 0;
+        if ((threadIdx.x & 31) == 0) {
+            drawn = atomicAdd((unsigned *)p.extra, 1u);
+        }
+        return __shfl_sync(0xffffffffu, drawn, 0) + (int64_t)gridDim.x;
     }
     return before + gridDim.x;
 }
@@ -59,15 +102,17 @@ INLINE forward_tile place_forward(const attn__params &p, producer &w) {
     return tile;
 }
 
-INLINE void bring_values(const attn__maps &maps, producer &w) {
+INLINE void bring_values(const attn__params &p, const attn__maps &maps, producer &w) {
     forward_shared &shared = SHARED_TAIL;
     if (w.value_due) {
-        uint32_t full = barrier_at(shared.v_full, w.v.stage);
+        const operand_box box = {
+            values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, w.value_row, w.value_head,
+            w.value_sequence,     batch_kv(p, w.value_sequence)};
         barrier_wait_warp(barrier_at(shared.v_empty, w.v.stage), w.v.parity);
-        barrier_expect(full, BYTES_V);
-        for (int panel = 0; panel < PANELS_V; panel++) {
-            box_load(values_at(w.v.stage) + panel * PANEL_KV, maps.v, full, 64 * panel, w.value_row, w.value_head,
-                     w.value_batch, KEEP_FIRST);
+        if (p.aligned & ATTN__ALIGNED_V) {
+            operand_load(box, maps.v, PANELS_V, KEEP_FIRST);
+        } else {
+            operand_read(box, p.v, PANELS_V, DIM_V, extent_kv(p));
         }
         ring_next<STAGES_V>(w.v);
         w.value_due = false;
@@ -78,22 +123,28 @@ INLINE void bring_values(const attn__maps &maps, producer &w) {
 INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile,
                         const key_block &block, int64_t first_row) {
     forward_shared &shared = SHARED_TAIL;
-    const uint32_t full = barrier_at(shared.k_full, w.k.stage);
-    const int head = tile.head / p.group, batch = batch_kv(p, tile.sequence);
     const int row = block.count > 0 ? (int)(first_row + block.row) : NOWHERE;
-    if (WALKED) {
+    const operand_box box = {keys_at(w.k.stage),
+                             barrier_at(shared.k_full, w.k.stage),
+                             TILE_KV,
+                             row,
+                             tile.head / p.group,
+                             tile.sequence,
+                             batch_kv(p, tile.sequence)};
+    if (WALKED && (threadIdx.x & 31) == 0) {
         forward_block posted = {block.position, block.count, block.whole, 0};
         shared.blocks[WALKED ? w.k.stage : 0] = posted;
     }
-    barrier_expect(full, BYTES_K);
-    for (int panel = 0; panel < PANELS_QK; panel++) {
-        box_load(keys_at(w.k.stage) + panel * PANEL_KV, maps.k, full, 64 * panel, row, head, batch, KEEP_FIRST);
+    if (p.aligned & ATTN__ALIGNED_K) {
+        operand_load(box, maps.k, PANELS_QK, KEEP_FIRST);
+    } else {
+        operand_read(box, p.k, PANELS_QK, DIM_QK, extent_kv(p));
     }
     ring_next<STAGES_K>(w.k);
-    bring_values(maps, w);
+    bring_values(p, maps, w);
     w.value_row = row;
-    w.value_head = head;
-    w.value_batch = batch;
+    w.value_head = box.head;
+    w.value_sequence = tile.sequence;
     w.value_due = true;
 }
 
@@ -110,17 +161,19 @@ INLINE key_block block_back(const attn__params &p, producer &w, int &left) {
     return walk_block(w.walk, left > 0 ? left : 0);
 }
 
-INLINE void bring_tile(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile) {
+INLINE forward_tile bring_tile(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile) {
     forward_shared &shared = SHARED_TAIL;
     if (STAGES_Q == 1) {
-        bring_values(maps, w);
+        bring_values(p, maps, w);
     }
-    const uint32_t full = barrier_at(shared.q_full, w.q.stage);
+    const operand_box box = {
+        queries_at(w.q.stage),    barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head, tile.sequence,
+        batch_q(p, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
-    barrier_expect(full, BYTES_Q);
-    for (int panel = 0; panel < PANELS_QK; panel++) {
-        box_load(queries_at(w.q.stage) + panel * PANEL_Q, maps.q, full, 64 * panel, tile.row, tile.head,
-                 batch_q(p, tile.sequence), DROP_FIRST);
+    if (p.aligned & ATTN__ALIGNED_Q) {
+        operand_load(box, maps.q, PANELS_QK, DROP_FIRST);
+    } else {
+        operand_read(box, p.q, PANELS_QK, DIM_QK, extent_q(p));
     }
     ring_next<STAGES_Q>(w.q);
     const int64_t first_row = ROWS_KV == PACKED ? p.side_kv.cu[tile.sequence] : 0;
@@ -136,31 +189,39 @@ INLINE void bring_tile(const attn__params &p, const attn__maps &maps, producer &
         }
         barrier_wait_warp(barrier_at(shared.k_empty, w.k.stage), w.k.parity);
         if (n == 0) { /* read by who waits for these keys */
-            shared.tiles[w.posted++ % TILES_POSTED] = next;
+            if ((threadIdx.x & 31) == 0) {
+                shared.tiles[w.posted % TILES_POSTED] = next;
+            }
+            w.posted++;
         }
         bring_block(p, maps, w, tile, block, first_row);
     }
+    return next;
 }
 
 INLINE void produce(const attn__params &p, const attn__maps &maps) {
     forward_shared &shared = SHARED_TAIL;
     producer w;
-    map_prefetch(maps.q);
-    map_prefetch(maps.k);
-    map_prefetch(maps.v);
+    if ((threadIdx.x & 31) == 0) {
+        map_prefetch(maps.q);
+        map_prefetch(maps.k);
+        map_prefetch(maps.v);
+    }
     w.q.stage = w.k.stage = w.v.stage = 0;
     w.q.parity = w.k.parity = w.v.parity = 1;
     w.value_due = false;
     w.at = blockIdx.x;
     forward_tile tile = place_forward(p, w);
-    shared.tiles[0] = tile;
+    if ((threadIdx.x & 31) == 0) {
+        shared.tiles[0] = tile;
+    }
     w.posted = 1;
-    if (tile.blocks == 0) { /* nothing at all: consumers wait for queries before they read the first tile */
+    if (tile.blocks == 0 &&
+        (threadIdx.x & 31) == 0) { /* nothing at all: consumers wait for queries before they read the first tile */
         barrier_arrive(barrier_at(shared.q_full, 0));
     }
     while (tile.blocks) {
-        bring_tile(p, maps, w, tile);
-        tile = shared.tiles[(w.posted - 1) % TILES_POSTED];
+        tile = bring_tile(p, maps, w, tile);
     }
-    bring_values(maps, w);
+    bring_values(p, maps, w);
 }
