@@ -111,7 +111,7 @@ static __device__ float shared_reads(const unsigned char *shared) {
 #pragma unroll
         for (int n = 0; n < LANES; n++) {
             float a, b, c, d;
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                          : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
                          : "r"(at + n * 4096));
             sum += (a + b) + (c + d);
@@ -127,7 +127,7 @@ static __device__ void wait_phase(uint barrier, uint parity) {
         : "memory");
 }
 
-/* Four copies of WIDTH bytes are under way at any time. `span`: bytes that all blocks share out. */
+/* Four copies of WIDTH bytes are under way at any time. `span`: bytes that all blocks share out, a power of two. */
 static __device__ float copies(unsigned char *shared, const unsigned char *from, uint64 span) {
     __shared__ uint64 full[4];
     if (threadIdx.x == 0) {
@@ -141,7 +141,7 @@ static __device__ float copies(unsigned char *shared, const unsigned char *from,
                 wait_phase(barrier, (n / 4 - 1) & 1);
             }
             if (n < ROUNDS) {
-                uint64 offset = ((uint64)n * gridDim.x + blockIdx.x) * WIDTH % span;
+                uint64 offset = ((uint64)n * gridDim.x + blockIdx.x) * WIDTH & (span - 1);
                 asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(WIDTH)
                              : "memory");
                 asm volatile(
