@@ -93,12 +93,9 @@ static const struct allowance {
     int bytes;
     const char *why;
 } allowances[] = {
-    {"attn_fwd_", "_dropout", 256, "Philox's words stand beside a tile that takes every register"},
-    {"attn_bwd_", "_dropout", 320, "Philox's words stand beside a tile that takes every register"},
-    {"attn_bwd_", "_bias", 144, "the bias is read by element, each row with an address of its own"},
     {"attn_bwd_", "_segments", 144, "a walk over lists of runs holds both sides' places beside a full tile"},
     {"attn_fwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
-    {"attn_bwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
+    {"attn_bwd_", "", 96, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {NULL, NULL, 0, NULL},
 };
 
