@@ -74,7 +74,6 @@ int64_t attn__cuda_blocks(const attn_problem *problem, const attn_args *args, bo
 ATTN__CUDA_PASSES(mma)
 ATTN__CUDA_PASSES(ffma)
 ATTN__CUDA_PASSES(cuda_native)
-attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error);
-attn_status attn__hopper_run_forward(attn__cuda_run *run);
+ATTN__CUDA_PASSES(hopper)
 
 #endif

@@ -43,24 +43,7 @@ static attn_status prepare(attn_plan *plan, prepare_fn forward, prepare_fn backw
                                         .backward = id##_backward,                                                     \
                                         .release = attn__cuda_unbuild}
 
+ATTN__CUDA_ROW(hopper, 90, true, ATTN__BY_NAME);
 ATTN__CUDA_ROW(mma, 75, true, ATTN__AUTOMATIC);
 ATTN__CUDA_ROW(ffma, 75, false, ATTN__AUTOMATIC);
 ATTN__CUDA_ROW(cuda_native, 75, false, ATTN__BY_NAME);
-
-static attn_status hopper_prepare(attn_plan *plan, attn_error *error) {
-    return prepare(plan, attn__hopper_prepare_forward, attn__hopper_prepare_forward, error);
-}
-static attn_status hopper_forward(const attn_plan *plan, const attn_args *args, void *workspace, attn_stream stream,
-                                  attn_error *error) {
-    return run(plan, args, workspace, stream, attn__hopper_run_forward, error);
-}
-const attn__impl attn__impl_hopper = {.name = "hopper",
-                                      .backend = "hopper",
-                                      .device = ATTN__CUDA,
-                                      .least_arch = 90,
-                                      .tensor_cores = true,
-                                      .automatic = ATTN__BY_NAME,
-                                      .prepare = hopper_prepare,
-                                      .build = attn__cuda_build,
-                                      .forward = hopper_forward,
-                                      .release = attn__cuda_unbuild};

@@ -69,6 +69,14 @@ static const struct variant {
     {"mma", "%s:" SIZES ":d128:causal:deterministic", BWD | USUAL(BWD)},
     {"mma", "%s:" SIZES ":d128:dq=f32:dk=f32:dv=f32", BWD},
     {"mma", "%s:" SIZES ":d128:" EVERYTHING, BOTH | USUAL(BOTH)},
+    /* Hopper's own, for sm_90 alone. */
+    {"hopper", "%s:" SIZES ":d64", BWD},
+    {"hopper", "%s:" SIZES ":d64:causal", BWD},
+    {"hopper", "%s:" SIZES ":d128", BWD},
+    {"hopper", "%s:" SIZES ":d128:causal", BWD | USUAL(BWD)},
+    {"hopper", "f16:" SIZES ":d80:causal", BWD},
+    {"hopper", "%s:" SIZES ":d128:window=100,50:globals=4:packed_q=500:packed_kv=700:sink=f32", BWD},
+    {"hopper", "%s:" SIZES ":d64:segments_q=600,4:segments_kv=800,4:causal:dq=f32:dk=f32:dv=f32", BWD},
     /* Float32 products. */
     {"ffma", "f32:" SIZES ":d64:causal", BOTH | USUAL(BOTH)},
     {"ffma", "f32:" SIZES ":d128", BOTH | USUAL(BWD)},
@@ -93,9 +101,11 @@ static const struct allowance {
     int bytes;
     const char *why;
 } allowances[] = {
+    {"attn_bwd_hopper_", "", 256, "the loading warp, which waits most of the time, has 24 registers"},
     {"attn_bwd_", "_segments", 144, "a walk over lists of runs holds both sides' places beside a full tile"},
     {"attn_fwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_bwd_", "", 96, "tiles are as large as registers allow: a few addresses wait in local memory"},
+    {"attn_dq_", "_segments", 16, "a list of runs is walked to find where a slot lies"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -172,14 +182,18 @@ static void compile_ceilings(const attn_context *context, int arch, tally *t) {
     look(context, before, arch, "ceilings", t);
 }
 
-/* The one GPU of a variant's pass at the usual intensity; tf32 begins with sm_80. */
+/* The one GPU of a variant's pass at the usual intensity; tf32 begins with sm_80, hopper is sm_90's. */
 static bool exists(const struct variant *v, int gpu) {
-    return gpus[gpu].arch >= 80 || !strstr(v->text, ":tf32");
+    return (gpus[gpu].arch >= 80 || !strstr(v->text, ":tf32")) &&
+           (gpus[gpu].arch == 90 || strcmp(v->impl, "hopper") != 0);
 }
 
 static int turn_of(int variant, int pass) {
     int turn = (2 * variant + pass) % GPUS;
-    return exists(&variants[variant], turn) ? turn : turn + 1;
+    while (!exists(&variants[variant], turn)) {
+        turn = (turn + 1) % GPUS;
+    }
+    return turn;
 }
 
 static void test_compile(void **state) {

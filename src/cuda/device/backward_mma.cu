@@ -6,6 +6,8 @@
  * delta.cu has run before (row scratch, zeroed sums); backward_sums.cu turns the sums into dQ afterwards. dQ and dK
  * take the scale at the very end.
  *
+ * FLAGGED: only the tiles of a list (gradient_blocks.cuh) are taken, by as many blocks of threads as there are.
+ *
  * A step: a barrier; y block t is in shared memory, t + 1 begins to arrive in the other stage; S and dP; P and dS in
  * registers; both to shared memory; once the warps that share rows of x have done so, dV and dK. dQ needs dS of all
  * warps: it is made one step later, behind the next barrier, so dS lies in two buffers in turn. */
@@ -238,64 +240,6 @@ INLINE int64_t section_pairs(const attn__params &p) {
     return larger(1, SECTION_BYTES / larger(1, bytes));
 }
 
-/* The tile of this block of threads; false if it is empty. The query heads of a kv head may be shared out to
- * p.splits blocks of threads. */
-INLINE bool tile_find(const attn__params &p, int64_t number, int *run, int *block, int *head, int *part) {
-    const int heads = PASS_KEYS ? p.heads_kv : p.heads_q;
-    *part = 0;
-    if (SPLIT) {
-        *part = (int)(number % p.splits);
-        number /= p.splits;
-    }
-    if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) {
-        const int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
-        const int64_t pairs = (int64_t)p.batch * heads, section = smaller(pairs, section_pairs(p));
-        const int64_t first = number / (section * blocks) * section, wide = smaller(section, pairs - first);
-        number -= first * blocks;
-        *block = (int)(number / wide);
-        *head = (int)((first + number % wide) % heads);
-        *run = (int)((first + number % wide) / heads);
-        if (!PASS_KEYS) {
-            *block = (int)blocks - 1 - *block;
-        }
-        return true;
-    }
-    *head = (int)(number % heads);
-    number /= heads;
-    return PASS_KEYS ? slot_find<ROWS_KV>(p.side_kv, p.batch, number, TILE_KV, run, block)
-                     : slot_find<ROWS_Q>(p.side_q, p.batch, number, TILE_Q, run, block);
-}
-
-/* Says in shared memory what this block of threads works on; false if that is nothing. By one thread. */
-INLINE bool tile_describe(const attn__params &p, tile_place &tile) {
-    if (!tile_find(p, p.first_tile + blockIdx.x, &tile.x_run, &tile.block, &tile.head, &tile.part)) {
-        return false;
-    }
-    const rows_run run =
-        PASS_KEYS ? side_run<ROWS_KV, USED_KV>(p.side_kv, tile.x_run) : side_run<ROWS_Q, USED_Q>(p.side_q, tile.x_run);
-    const int done = tile.block * TILE_X;
-    tile.slot_rows = (int)smaller(run.slot - done, TILE_X);
-    tile.rows = (int)smaller(run.rows - done, TILE_X);
-    tile.row = run.first + done;
-    tile.sequence = run.sequence;
-    tile.shift = (int)row_shift(p, run.sequence);
-    tile.low = (int)(run.position + done + (PASS_KEYS ? 0 : tile.shift));
-    if (PASS_KEYS) {
-        const int heads = SPLIT ? p.group / p.splits : p.group;
-        tile.head_begin = tile.head * p.group + tile.part * heads;
-        tile.head_end = tile.head_begin + heads;
-        side_range<ROWS_Q>(p.side_q, run.sequence, &tile.run_begin, &tile.run_end);
-    } else {
-        tile.head_begin = tile.head;
-        tile.head_end = tile.head + 1;
-        side_range<ROWS_KV>(p.side_kv, run.sequence, &tile.run_begin, &tile.run_end);
-    }
-    if (!Y_SEGMENTS) {
-        tile.span = span_find(p, tile, tile.run_begin);
-    }
-    return tile.slot_rows > 0;
-}
-
 INLINE void store_tile(const attn__params &p, const tile_place &tile, const tile_sums &sums) {
     if constexpr (PASS_KEYS && SPLIT) {
         attn__tensor_ref part;
@@ -350,20 +294,15 @@ INLINE void load_tile(const attn__params &p, const tile_place &tile, row_stats &
         stats.rows = (const float *)p.extra + slot * (2 * TILE_Q);
 #pragma unroll
         for (int query = 0; query < (PASS_KEYS ? 1 : QUERIES); query++) {
-            stats.lse[query] = stats.rows[query_at(at, query)];
-            stats.delta[query] = stats.rows[TILE_Q + query_at(at, query)];
+            stats.lse[query] = stats.rows[stat_at(query_at(at, query))];
+            stats.delta[query] = stats.rows[TILE_Q + stat_at(query_at(at, query))];
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __grid_constant__ attn__params p) {
-    if (p.status && *p.status != 0) {
-        return;
-    }
+/* The tile that tile_here() describes. */
+INLINE void make_tile(const attn__params &p) {
     tile_place &tile = tile_here();
-    if (!__syncthreads_or(threadIdx.x == 0 && tile_describe(p, tile))) {
-        return;
-    }
     tile_sums sums;
     row_stats stats;
     walk w;
@@ -400,4 +339,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __gri
         finish_dq(p, place_again(), late, parity ^ 1);
     }
     store_tile(p, tile, sums);
+}
+
+/* Entry n of the list, unless an earlier one names the same tile. By all threads. */
+INLINE bool listed_find(const attn__params &p, const tile_list &list, int n, tile_place &tile) {
+    const int number = list.tiles[n], slots = (int)(PASS_KEYS ? key_slots(p) : query_slots(p));
+    bool earlier = false, found = false;
+    for (int m = (int)threadIdx.x; m < n; m += THREADS) {
+        earlier = earlier || list.tiles[m] == number;
+    }
+    if (__syncthreads_or(earlier)) {
+        return false;
+    }
+    if (threadIdx.x == 0) {
+        const int heads = PASS_KEYS ? p.heads_kv : p.heads_q, slot = number % slots;
+        tile.part = number / slots / heads;
+        tile.head = number / slots % heads;
+        found = PASS_KEYS ? slot_find<ROWS_KV>(p.side_kv, p.batch, slot, TILE_KV, &tile.x_run, &tile.block)
+                          : slot_find<ROWS_Q>(p.side_q, p.batch, slot, TILE_Q, &tile.x_run, &tile.block);
+    }
+    return __syncthreads_or(found && tile_describe(p, tile));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    if (p.status && *p.status != 0) {
+        return;
+    }
+    tile_place &tile = tile_here();
+    if (FLAGGED) {
+        const row_scratch scratch = row_scratch_of(p);
+        const tile_list &list = PASS_KEYS ? scratch.keys : scratch.queries;
+        const int count = *list.count;
+#pragma unroll 1
+        for (int n = (int)blockIdx.x; n < count; n += (int)gridDim.x) {
+            if (listed_find(p, list, n, tile)) {
+                make_tile(p);
+            }
+            __syncthreads();
+        }
+    } else if (__syncthreads_or(threadIdx.x == 0 && tile_find(p, p.first_tile + blockIdx.x, section_pairs(p), tile) &&
+                                tile_describe(p, tile))) {
+        make_tile(p);
+    }
 }

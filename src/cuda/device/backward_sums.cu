@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The small kernels around backward's products. Constant WORK:
  *     SUMS_TO_DQ   a block of threads turns one slot of float32 sums into rows of dq, scaled; rows past a used length
- *                  get zeros
+ *                  get zeros. LISTS: unless some sum is not finite; then the slot goes to the list
  *     SUM_PARTS    one for each tile of keys and kv head: the parts of dk and dv become dk and dv
  *     SUM_DSINK    one for each query head: adds the parts in their order, so the bits are the same on every run
  *     CLEAR_DBIAS  1024 elements of dbias each */
@@ -28,6 +28,19 @@ INLINE void sums_to_dq(const attn__params &p, int64_t number) {
     const int rows = run.rows - block * TILE_Q, slot = p.accumulate ? rows : run.slot - block * TILE_Q;
     const float *sums = p.dq_sum + number * DQ_TILE;
     typedef element_t<DQ_DTYPE> element;
+    bool wild = false;
+    if (LISTS) {
+        for (int at = (int)threadIdx.x; at < DQ_TILE / 4; at += WORKERS) {
+            const float4 x = ((const float4 *)sums)[at];
+            wild = wild || !is_finite(x.x) || !is_finite(x.y) || !is_finite(x.z) || !is_finite(x.w);
+        }
+        if (__syncthreads_or(wild)) {
+            if (threadIdx.x == 0) {
+                list_add(row_scratch_of(p).queries, (int)number);
+            }
+            return;
+        }
+    }
     for (int m16 = 0; m16 < TILE_Q / 16 && m16 * 16 < slot; m16++) {
         const int wm = m16 / DQ_M, m = m16 % DQ_M;
         for (int at = (int)threadIdx.x; at < WIDTH_QK / 8 * 32; at += WORKERS) {

@@ -42,7 +42,7 @@ INLINE void add_carefully(const attn__params &p, const step_state &step, const p
 #pragma unroll
         for (int n = 0; n < X_BLOCKS * 2; n++) {
             int x = x_at(at, n), query = PASS_KEYS ? row : x, key = PASS_KEYS ? x : row;
-            if (!pair_visible(p, step, query, key, lse[query] != INFINITY_F)) {
+            if (!pair_visible(p, step, query, key, lse[stat_at(query)] != INFINITY_F)) {
                 continue;
             }
             float f = shared_element(shared, factor + x * PITCH_S + row * SIZE);
@@ -66,7 +66,7 @@ INLINE void product_dq_carefully(const attn__params &p, const step_state &step, 
 #pragma unroll
         for (int n = 0; n < DQ_M * 2; n++) {
             int query = first + n * 8;
-            if (!pair_visible(p, step, query, key, lse[query] != INFINITY_F)) {
+            if (!pair_visible(p, step, query, key, lse[stat_at(query)] != INFINITY_F)) {
                 continue;
             }
             float f = shared_element(shared, ds + key * PITCH_S + query * SIZE);

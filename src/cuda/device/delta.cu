@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Before backward's products: a block of threads takes TILE_Q query rows of one head. Writes what the products read of
  * these rows (gradient_blocks.cuh): lse in the scores' units and delta, the caller's or the sum of dout * o, less dlse.
- * Clears the rows' float32 sums of dq, and leaves the block's part of dsink, dsink = - sum over rows exp(sink - lse) *
- * (delta
+ * Clears the rows' float32 sums of dq and, first of all, the lists of tiles, and leaves the block's part of dsink, dsink
+ * = - sum over rows exp(sink - lse) * (delta
  * - dlse)
  *
  * lse is brought to the units in which scores are computed: the product of a bare score (SCORE_PLAIN) with the rounded
  * factor scale * log2(e) must meet an lse multiplied by that same rounded factor, or the difference grows with |lse|.
  * Other scores are in natural units.
  *
- * Constants: WIDTH_QK, CLEAR_DQ, HAS_DLSE, HAS_SINK, O_DTYPE, DOUT_DTYPE, DIM_V, SCORE_PLAIN. */
+ * Constants: WIDTH_QK, CLEAR_DQ, LISTS, STATS_BY_LANE, HAS_DLSE, HAS_SINK, O_DTYPE, DOUT_DTYPE, DIM_V, SCORE_PLAIN. */
 #include "gradient_blocks.cuh"
 
 #define WARPS 8
@@ -66,7 +66,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
         return;
     }
     const row_scratch scratch = row_scratch_of(p);
-    const int64_t number = p.first_tile + blockIdx.x, slot = number % scratch.slots;
+    const int64_t number = p.first_tile + blockIdx.x;
+    if (LISTS && number == 0 && threadIdx.x == 0) {
+        *scratch.next_tile = *scratch.keys.count = *scratch.queries.count = 0;
+    }
+    if (scratch.slots == 0) {
+        return;
+    }
+    const int64_t slot = number % scratch.slots;
     const int head = (int)(number / scratch.slots);
     int n, block;
     rows_run run;
@@ -108,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
             }
             if (threadIdx.x % LANES == 0 && r < TILE_Q) {
                 float *stats = scratch.stats + number * (2 * TILE_Q);
-                stats[r] = lse2;
-                stats[TILE_Q + r] = delta;
+                stats[stat_at(r)] = lse2;
+                stats[TILE_Q + stat_at(r)] = delta;
             }
         }
         if (CLEAR_DQ && p.dq.data) {

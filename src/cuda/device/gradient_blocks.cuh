@@ -8,6 +8,10 @@
  *             sinks  [head][slot]             a block's part of dsink
  *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
  *
+ *     With LISTS also, in extra behind the sinks: the next tile that a persistent kernel takes, and two lists of tiles
+ *     whose dk and dv, or dq, came out with a value that is not finite, or that no query sees. backward_mma.cu takes
+ *     these again (FLAGGED), leaving hidden pairs out one by one. A list may name a tile several times.
+ *
  *     partial_o: with SPLIT, dk and dv of the p.splits parts of a group's query heads, float32, not scaled yet:
  *             [part][kv head][key slot] and then [TILE_KV][DIM_QK], [TILE_KV][DIM_V]
  *
@@ -15,6 +19,10 @@
  * without a table; segments, in the order of the list. The host counts slots by the same rule (mma_backward.c). */
 #pragma once
 #include "rows.cuh"
+
+/* The side that a tile is made of, and the side whose blocks it meets. */
+#define TILE_X (PASS_KEYS ? TILE_KV : TILE_Q)
+#define TILE_Y (PASS_KEYS ? TILE_Q : TILE_KV)
 
 INLINE int64_t blocks_of(int64_t rows, int tile) {
     return (rows + tile - 1) / tile;
@@ -85,9 +93,23 @@ INLINE int64_t key_slots(const attn__params &p) {
     return side_slots<ROWS_KV>(p.side_kv, p.batch, p.k.stride[0] ? p.batch : 1, TILE_KV);
 }
 
+/* Where row r of a block stands in its stats. STATS_BY_LANE: within 16 rows the four that one lane of a product needs
+ * (2t, 2t + 1, 8 + 2t, 9 + 2t) lie together. */
+INLINE int stat_at(int r) {
+    return STATS_BY_LANE ? (r & ~15) | (r & 6) << 1 | (r & 8) >> 2 | (r & 1) : r;
+}
+
+/* Numbers of tiles: [part][head][slot] of keys, [head][slot] of queries. */
+typedef struct tile_list {
+    int *count, *tiles;
+} tile_list;
+#define LISTED_BY 8 /* warps that may each add a tile of keys */
+
 typedef struct row_scratch {
     float *stats, *sinks;
     int64_t slots;
+    int *next_tile;
+    tile_list keys, queries;
 } row_scratch;
 
 INLINE row_scratch row_scratch_of(const attn__params &p) {
@@ -95,6 +117,14 @@ INLINE row_scratch row_scratch_of(const attn__params &p) {
     scratch.slots = query_slots(p);
     scratch.stats = (float *)p.extra;
     scratch.sinks = scratch.stats + p.heads_q * scratch.slots * (2 * TILE_Q);
+    if (LISTS) {
+        int *counts = (int *)(scratch.sinks + p.heads_q * scratch.slots);
+        scratch.next_tile = counts;
+        scratch.keys.count = counts + 1;
+        scratch.queries.count = counts + 2;
+        scratch.queries.tiles = counts + 4;
+        scratch.keys.tiles = scratch.queries.tiles + p.heads_q * scratch.slots;
+    }
     return scratch;
 }
 
@@ -105,4 +135,8 @@ INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot,
     rows->stride[0] = rows->stride[1] = 0;
     rows->stride[2] = value ? DIM_V : DIM_QK;
     rows->stride[3] = 1;
+}
+
+INLINE void list_add(const tile_list &list, int tile) {
+    list.tiles[atomicAdd(list.count, 1)] = tile;
 }

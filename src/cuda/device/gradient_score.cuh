@@ -7,12 +7,17 @@
  * and the products that follow must leave hidden pairs out one by one (careful.cuh). */
 #pragma once
 #include "dropout.cuh"
+#include "gradient_tile.cuh"
 #include "gradient_walk.cuh"
 #include "score.cuh"
 #include "softmax.cuh"
 
 #define QUERIES (PASS_KEYS ? Y_BLOCKS * 2 : X_BLOCKS * 2)
 #define KEYS    (PASS_KEYS ? X_BLOCKS * 2 : Y_BLOCKS * 2)
+
+INLINE tile_place &tile_here() {
+    return *(tile_place *)(shared_memory() + AT_TILE);
+}
 
 /* What a step is about; alike for all threads. Worked out where it is needed: most steps need none of it. */
 typedef struct step_state {
@@ -152,8 +157,8 @@ INLINE bool gradients_of(const attn__params &p, const walk &now, const place &at
 #pragma unroll
     for (int query = 0; query < QUERIES; query++) {
         const int64_t shifted = step.shifted + query_at(at, query);
-        const float lse = PASS_KEYS ? stats.rows[query_at(at, query)] : stats.lse[query];
-        const float delta = PASS_KEYS ? stats.rows[TILE_Q + query_at(at, query)] : stats.delta[query];
+        const float lse = PASS_KEYS ? stats.rows[stat_at(query_at(at, query))] : stats.lse[query];
+        const float delta = PASS_KEYS ? stats.rows[TILE_Q + stat_at(query_at(at, query))] : stats.delta[query];
         row_band band;
         score_row row;
         if (masked) {

@@ -21,8 +21,6 @@
 
 #define THREADS    (WARPS * 32)
 #define SIZE       ((int)sizeof(element_t<DTYPE>))
-#define TILE_X     (PASS_KEYS ? TILE_KV : TILE_Q)
-#define TILE_Y     (PASS_KEYS ? TILE_Q : TILE_KV)
 #define WARPS_X    (WARPS / WARPS_Y)
 #define WARP_X     (TILE_X / WARPS_X)
 #define WARP_Y     (TILE_Y / WARPS_Y)
@@ -42,16 +40,15 @@
 #define PITCH_S  TILE_PITCH(TILE_Y, SIZE)
 
 /* Bytes from the start of dynamic shared memory; the host asks for AT_END (mma_backward.c). */
-#define AT_X1       0
-#define AT_X2       (AT_X1 + TILE_X * PITCH_QK)
-#define AT_Y1       (AT_X2 + TILE_X * PITCH_V)
-#define AT_Y2       (AT_Y1 + STAGES * TILE_Y * PITCH_QK)
-#define AT_DS       (AT_Y2 + STAGES * TILE_Y * PITCH_V)
-#define AT_P        (AT_DS + DS_BUFFERS * TILE_X * PITCH_S)
-#define AT_STATS    (AT_P + (PASS_KEYS ? TILE_X * PITCH_S : 0))
-#define AT_TILE     (AT_STATS + (PASS_KEYS ? STAGES * 2 * TILE_Q * 4 : 0))
-#define AT_END      (AT_TILE + TILE_RECORD)
-#define TILE_RECORD 128
+#define AT_X1    0
+#define AT_X2    (AT_X1 + TILE_X * PITCH_QK)
+#define AT_Y1    (AT_X2 + TILE_X * PITCH_V)
+#define AT_Y2    (AT_Y1 + STAGES * TILE_Y * PITCH_QK)
+#define AT_DS    (AT_Y2 + STAGES * TILE_Y * PITCH_V)
+#define AT_P     (AT_DS + DS_BUFFERS * TILE_X * PITCH_S)
+#define AT_STATS (AT_P + (PASS_KEYS ? TILE_X * PITCH_S : 0))
+#define AT_TILE  (AT_STATS + (PASS_KEYS ? STAGES * 2 * TILE_Q * 4 : 0))
+#define AT_END   (AT_TILE + TILE_RECORD)
 /* dQ of a step is made one step later. */
 #define DS_BUFFERS (WITH_DQ ? 2 : 1)
 

@@ -8,8 +8,10 @@
  * Registers are for what each step needs, so a walk is little more than a head and a block: what is true of a run lies
  * in shared memory, but for segments, where the run changes under way. */
 #pragma once
-#include "gradient_tile.cuh"
+#include "gradient_blocks.cuh"
 #include "mask.cuh"
+
+#define TILE_RECORD 128 /* bytes of shared memory for a tile_place */
 
 /* Pairs are hidden one by one, so every step is masked. */
 #define ALWAYS_MASKED (HAS_MASK || BIAS_DTYPE)
@@ -38,10 +40,6 @@ typedef struct tile_place {
     run_span span;            /* without segments: the one run */
 } tile_place;
 static_assert(sizeof(tile_place) <= TILE_RECORD, "the record of a tile");
-
-INLINE tile_place &tile_here() {
-    return *(tile_place *)(shared_memory() + AT_TILE);
-}
 
 typedef struct walk {
     int head, block;
@@ -162,4 +160,61 @@ INLINE bool walk_full(const tile_place &tile, const walk &w) {
 /* The slot of a block of queries, heads counted in. Its sums alone are 4 KiB, so 32 bits do. */
 INLINE uint32_t walk_slot(const attn__params &p, const tile_place &tile, const walk &w) {
     return (uint32_t)(w.head * query_slots(p) + span_of(tile, w).slot + w.block);
+}
+
+/* Tile `number` of those that a grid covers, PASS_KEYS with the query heads of a kv head shared out to p.splits tiles;
+ * false if it is empty. section: sequences and heads whose tiles are handed out together, those with most to do first.
+ */
+INLINE bool tile_find(const attn__params &p, int64_t number, int64_t section, tile_place &tile) {
+    const int heads = PASS_KEYS ? p.heads_kv : p.heads_q;
+    tile.part = 0;
+    if (SPLIT) {
+        tile.part = (int)(number % p.splits);
+        number /= p.splits;
+    }
+    if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) {
+        const int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
+        const int64_t pairs = (int64_t)p.batch * heads;
+        section = smaller(section, pairs);
+        const int64_t first = number / (section * blocks) * section, wide = smaller(section, pairs - first);
+        number -= first * blocks;
+        tile.block = (int)(number / wide);
+        tile.head = (int)((first + number % wide) % heads);
+        tile.x_run = (int)((first + number % wide) / heads);
+        if (!PASS_KEYS) {
+            tile.block = (int)blocks - 1 - tile.block;
+        }
+        return true;
+    }
+    tile.head = (int)(number % heads);
+    number /= heads;
+    return PASS_KEYS ? slot_find<ROWS_KV>(p.side_kv, p.batch, number, TILE_KV, &tile.x_run, &tile.block)
+                     : slot_find<ROWS_Q>(p.side_q, p.batch, number, TILE_Q, &tile.x_run, &tile.block);
+}
+
+/* Everything else about a tile that was found; false if it has no rows. */
+INLINE bool tile_describe(const attn__params &p, tile_place &tile) {
+    const rows_run run =
+        PASS_KEYS ? side_run<ROWS_KV, USED_KV>(p.side_kv, tile.x_run) : side_run<ROWS_Q, USED_Q>(p.side_q, tile.x_run);
+    const int done = tile.block * TILE_X;
+    tile.slot_rows = (int)smaller(run.slot - done, TILE_X);
+    tile.rows = (int)smaller(run.rows - done, TILE_X);
+    tile.row = run.first + done;
+    tile.sequence = run.sequence;
+    tile.shift = (int)row_shift(p, run.sequence);
+    tile.low = (int)(run.position + done + (PASS_KEYS ? 0 : tile.shift));
+    if (PASS_KEYS) {
+        const int heads = SPLIT ? p.group / p.splits : p.group;
+        tile.head_begin = tile.head * p.group + tile.part * heads;
+        tile.head_end = tile.head_begin + heads;
+        side_range<ROWS_Q>(p.side_q, run.sequence, &tile.run_begin, &tile.run_end);
+    } else {
+        tile.head_begin = tile.head;
+        tile.head_end = tile.head + 1;
+        side_range<ROWS_KV>(p.side_kv, run.sequence, &tile.run_begin, &tile.run_end);
+    }
+    if (!Y_SEGMENTS) {
+        tile.span = span_find(p, tile, tile.run_begin);
+    }
+    return tile.slot_rows > 0;
 }

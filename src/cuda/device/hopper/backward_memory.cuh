@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Backward on Hopper: what lies in shared memory, and the barriers and records by which the loading warp and the two
+ * computing warp groups speak to each other.
+ *
+ * A tile of q, k, v or dout is WIDTH / 64 panels of rows of 64 elements (128 bytes, swizzled), each brought by one box
+ * (maps.h). dS^T lies in panels too, [64 queries][key]: a row of 128 bytes a key.
+ *
+ * Stages are rings: q with its rows' lse, dout with its rows' delta, k; v has one. Each has a full barrier (the bytes
+ * have landed) and an empty one (every computing warp has read them).
+ *
+ * Constants: TILE_Q, TILE_KV (128), WIDTH (64 or 128; heads are filled up with zeros), Q_STAGES, DO_STAGES, K_STAGES.
+ */
+#pragma once
+#include "gradient_walk.cuh"
+#include "hopper/tma.cuh"
+
+#define COMPUTING 8 /* warps */
+#define PANELS    (WIDTH / 64)
+
+static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut into two squares of 64");
+
+/* Bytes; the host asks for AT_END (hopper_backward.c). */
+#define KEY_TILE   (TILE_KV * WIDTH * 2)
+#define QUERY_TILE (TILE_Q * WIDTH * 2)
+#define DS_TILE    (TILE_KV * TILE_Q * 2)
+#define STATS      (TILE_Q * 4)
+#define AT_K       0
+#define AT_V       (AT_K + K_STAGES * KEY_TILE)
+#define AT_Q       (AT_V + KEY_TILE)
+#define AT_DO      (AT_Q + Q_STAGES * QUERY_TILE)
+#define AT_DS      (AT_DO + DO_STAGES * QUERY_TILE)
+#define AT_LSE     (AT_DS + 3 * DS_TILE)
+#define AT_DELTA   (AT_LSE + Q_STAGES * STATS)
+#define AT_STEPS   (AT_DELTA + DO_STAGES * STATS)
+#define AT_OUTPUTS (AT_STEPS + Q_STAGES * STEP_RECORD)
+#define AT_TILE    (AT_OUTPUTS + K_STAGES * OUTPUT_RECORD)
+#define AT_BARS    (AT_TILE + TILE_RECORD)
+#define AT_END     (AT_BARS + 8 * (2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * DO_STAGES))
+
+#define K_FULL   AT_BARS
+#define K_EMPTY  (K_FULL + 8 * K_STAGES)
+#define V_FULL   (K_EMPTY + 8 * K_STAGES)
+#define V_EMPTY  (V_FULL + 8)
+#define Q_FULL   (V_EMPTY + 8)
+#define Q_EMPTY  (Q_FULL + 8 * Q_STAGES)
+#define DO_FULL  (Q_EMPTY + 8 * Q_STAGES)
+#define DO_EMPTY (DO_FULL + 8 * DO_STAGES)
+
+/* What the computing warps must know of a step, beside its q. Key r of the tile and query c of the step: visible where
+ * r <= c + above and r >= c - below; global pairs (r < global_keys or c < global_queries) where r <= c + causal; keys
+ * from `keys` on do not exist. */
+enum {
+    STEP_SLOT, /* of the queries, heads counted in: where its dq is added up */
+    STEP_FLAGS,
+    STEP_KEYS,
+    STEP_ABOVE,
+    STEP_BELOW,
+    STEP_GLOBAL_KEYS,
+    STEP_GLOBAL_QUERIES,
+    STEP_CAUSAL,
+    STEP_WORDS
+};
+typedef struct step_record {
+    int word[STEP_WORDS];
+} step_record;
+#define STEP_RECORD 32
+static_assert(sizeof(step_record) == STEP_RECORD, "the record of a step");
+#define STEP_LAST   1 /* flags: of the tile */
+#define STEP_MASKED 2 /* some pair is hidden */
+
+/* Where a tile's dk and dv go, beside its k: element offsets of its row 0. rows: those that exist, -1: no tile is left;
+ * slot_rows: those of the slot, which get zeros. */
+typedef struct output_record {
+    int rows, slot_rows; /* rows is read first, alone */
+    int64_t dk, dv;
+    int number; /* for the list of tiles that must be taken again */
+    int part;
+} output_record;
+#define OUTPUT_RECORD 32
+static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's outputs");
+
+extern __shared__ __align__(1024) char attn__shared[];
+INLINE char *shared_memory() {
+    return attn__shared;
+}
+
+/* --- Shared memory by address --- */
+
+INLINE int load_int(uint32_t address) {
+    int x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
+    return x;
+}
+INLINE float4 load_floats(uint32_t address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address));
+    return x;
+}
+INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* By one thread. */
+INLINE void barriers_make(uint32_t shared) {
+    for (int n = 0; n < K_STAGES; n++) {
+        barrier_init(shared + K_FULL + 8 * n, 1);
+        barrier_init(shared + K_EMPTY + 8 * n, COMPUTING);
+    }
+    barrier_init(shared + V_FULL, 1);
+    barrier_init(shared + V_EMPTY, COMPUTING);
+    for (int n = 0; n < Q_STAGES; n++) {
+        barrier_init(shared + Q_FULL + 8 * n, 1);
+        barrier_init(shared + Q_EMPTY + 8 * n, COMPUTING);
+    }
+    for (int n = 0; n < DO_STAGES; n++) {
+        barrier_init(shared + DO_FULL + 8 * n, 1);
+        barrier_init(shared + DO_EMPTY + 8 * n, COMPUTING);
+    }
+    barrier_publish();
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From S^T and dP^T to P^T and dS^T in the registers of a computing warp group:
+ *     P = 2^(score - lse),  dS = P (dP - delta)
+ * A thread has keys row and row + 8 of its tile by columns 8 j + 2 t, + 1 of the step's queries (t = lane % 4). Hidden
+ * pairs get the score -inf; rows that see nothing or do not exist have lse +inf. What NaN and inf in hidden rows do is
+ * seen in the results and mended there (backward_store.cuh). */
+#pragma once
+#include "hopper/backward_products.cuh"
+#include "softmax.cuh"
+
+INLINE uint32_t step_address(const worker &w) {
+    return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
+}
+INLINE int step_word(const worker &w, int word) {
+    return load_int(step_address(w) + word * 4);
+}
+
+/* Columns of a row that the band shows: [low, high], and those from `causal` on where the pair is global. */
+typedef struct row_columns {
+    int low, high, causal;
+    bool global;
+} row_columns;
+INLINE row_columns columns_of(const worker &w, int row) {
+    const int first = (w.lane & 3) * 2;
+    row_columns columns = {-(1 << 30), 1 << 30, 1 << 30, false};
+    if (BAND) {
+        columns.low = row - step_word(w, STEP_ABOVE) - first;
+    }
+    if (BAND & WINDOW) {
+        columns.high = row + step_word(w, STEP_BELOW) - first;
+    }
+    if (BAND & GLOBALS) {
+        columns.causal = row - step_word(w, STEP_CAUSAL) - first;
+        columns.global = row < step_word(w, STEP_GLOBAL_KEYS);
+    }
+    if (row >= step_word(w, STEP_KEYS)) {
+        columns.low = columns.causal = 1 << 30;
+    }
+    return columns;
+}
+/* column: without the lane's own offset, a constant. globals: columns below it are global queries. */
+INLINE bool columns_show(const row_columns &columns, int column, int globals) {
+    return (column >= columns.low && (!(BAND & WINDOW) || column <= columns.high)) ||
+           ((BAND & GLOBALS) && (columns.global || column < globals) && column >= columns.causal);
+}
+INLINE void hide(const worker &w, float (&s)[NS]) {
+    const row_columns upper = columns_of(w, w.row), lower = columns_of(w, w.row + 8);
+    const int globals = BAND & GLOBALS ? step_word(w, STEP_GLOBAL_QUERIES) - (w.lane & 3) * 2 : 0;
+#pragma unroll
+    for (int n = 0; n < NS; n++) {
+        if (!columns_show(n & 2 ? lower : upper, n / 4 * 8 + (n & 1), globals)) {
+            s[n] = -INFINITY_F;
+        }
+    }
+}
+
+/* 16 queries of P^T, and a part of the additions of the last step's dQ, which hide behind the exponentials. */
+template <int part, bool with_dq>
+INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float factor, float (&s)[NS], float *sums,
+                               const float (&dq)[NQ]) {
+    if constexpr (part < NS / 8) {
+        constexpr int pieces = NQ / 4 / (NS / 8);
+        const float4 lse = load_floats(lse_at + part * 64);
+        const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float &x = s[8 * part + n];
+            x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
+        }
+        if constexpr (with_dq) {
+            add_dq<part * pieces, (part + 1) * pieces>(sums, dq);
+        }
+        probabilities_from<part + 1, with_dq>(p, lse_at, factor, s, sums, dq);
+    }
+}
+/* S^T to P^T in place. late: slot of the dQ that is added meanwhile. */
+template <bool with_dq>
+INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS], int late, const float (&dq)[NQ]) {
+    if (step_word(w, STEP_FLAGS) & STEP_MASKED) {
+        hide(w, s);
+    }
+    float *sums = with_dq ? dq_place(p, w, late) : 0;
+    probabilities_from<0, with_dq>(p, w.shared + AT_LSE + w.q_ring.stage * STATS + (w.lane & 3) * 16, p.scale * LOG2E,
+                                   s, sums, dq);
+    pin(s);
+}
+
+/* dS^T to shared memory for both groups and, like P^T, to 16 bits for the products of this one. Both are rounded piece
+ * by piece: only then does the assembler reuse their registers in place. */
+INLINE void gradients(const worker &w, const float (&s)[NS], const float (&dp)[NS], uint32_t (&p16)[NS / 2],
+                      uint32_t (&ds16)[NS / 2]) {
+    const uint32_t delta_at = w.shared + AT_DELTA + w.do_ring.stage * STATS + (w.lane & 3) * 16;
+    const uint32_t store = w.ds_store + w.buffer * DS_TILE;
+#pragma unroll
+    for (int j = 0; j < NS / 8; j++) {
+        const float4 delta = load_floats(delta_at + j * 64);
+        const float of[4] = {delta.x, delta.y, delta.z, delta.w};
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int at = 8 * j + 2 * n;
+            ds16[4 * j + n] =
+                narrow_pair<DTYPE>(s[at] * (dp[at] - of[n / 2 * 2]), s[at + 1] * (dp[at + 1] - of[n / 2 * 2 + 1]));
+        }
+#pragma unroll
+        for (int n = 4 * j; n < 4 * j + 4; n++) {
+            p16[n] = narrow_pair<DTYPE>(s[2 * n], s[2 * n + 1]);
+        }
+        store_matrices((store + j / 4 * (TILE_KV * 128)) ^ (j % 4 * 32), ds16[4 * j], ds16[4 * j + 1], ds16[4 * j + 2],
+                       ds16[4 * j + 3]);
+    }
+}

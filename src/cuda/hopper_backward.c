@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hopper` backward: choices, workspace, launches.
+ *
+ *   DELTA     as mma's; also clears the counter and the lists of tiles
+ *   HOPPER    dK and dV; adds dQ to float32 sums (device/backward_hopper.cu); one block a processor takes tiles
+ *   SUMS      the sums become dQ; slots that are not finite go to a list
+ *   KEYS, QUERIES   mma's products for the tiles on the lists: none, if nothing is NaN or inf and every key is seen
+ *   PARTS, DSINK    as mma's
+ *
+ * The lists cost two launches of a block a processor that find nothing.
+ *
+ * Worked numbers, bf16, 227 KiB a block: d 128: keys 2 x 32 KiB, values 32 KiB, q 3 x 16, dout 2 x 16, dS 3 x 16: 224
+ * KiB; a thread holds 128 sums, 32 scores, 32 of dP, 32 of dQ, 32 rounded of 240 registers. d 64, with steps of 128
+ * queries, takes as much. */
+#include "base/error.h"
+#include "cuda/mma_backward.h"
+#include "cuda/tensor_map.h"
+
+enum { TILE_KV = 128, THREADS = 384, Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2, WIDEST = 128, LISTED_BY = 8 };
+/* Of shared memory, as in backward_memory.cuh. */
+enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128 };
+
+static int width_of(const attn_problem *p) {
+    return p->dim_qk <= 64 && p->dim_v <= 64 ? 64 : 128;
+}
+
+static size_t shared_of(int width, int tile_q) {
+    int tiles = (K_STAGES + 1) * TILE_KV * width + (Q_STAGES + DO_STAGES) * tile_q * width + 3 * TILE_KV * tile_q;
+    int barriers = 2 * (K_STAGES + 1 + Q_STAGES + DO_STAGES);
+    return (size_t)(2 * tiles + (Q_STAGES + DO_STAGES) * tile_q * 4 + Q_STAGES * STEP_RECORD +
+                    K_STAGES * OUTPUT_RECORD + TILE_RECORD + 8 * barriers);
+}
+
+static bool dense(const attn_problem *p) {
+    return p->rows_q == ATTN_DENSE && p->rows_kv == ATTN_DENSE;
+}
+
+typedef struct mapped {
+    const char *name;
+    const attn_layout *layout;
+    const attn__tensor_ref *ref;
+    attn__map *map;
+    bool queries, value;
+} mapped;
+
+/* The four tensors that are read by boxes. ref, map: of a run, or of nothing. */
+static void list_maps(const attn_problem *p, const attn__params *params, attn__maps *maps, mapped list[4]) {
+    const mapped all[4] = {{"q", &p->q, &params->q, &maps->q, true, false},
+                           {"k", &p->k, &params->k, &maps->k, false, false},
+                           {"v", &p->v, &params->v, &maps->v, false, true},
+                           {"dout", &p->dout, &params->dout, &maps->dout, true, true}};
+    for (int n = 0; n < 4; n++) {
+        list[n] = all[n];
+    }
+}
+
+static attn_status refuse(const attn_plan *plan, attn_error *error) {
+    const attn_problem *p = &plan->problem;
+    attn__params params = {0};
+    attn__maps maps;
+    mapped list[4];
+    if (p->dim_qk > WIDEST || p->dim_v > WIDEST) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "dim_qk", "is %lld (dim_v %lld), must be at most %d backward",
+                          (long long)p->dim_qk, (long long)p->dim_v, WIDEST);
+    }
+    if (p->flags & ATTN_DETERMINISTIC) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "flags",
+                          "is ATTN_DETERMINISTIC, must not: dq is added up in no fixed order");
+    }
+    if (p->softcap > 0) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "softcap", "is %g, must be 0 backward", (double)p->softcap);
+    }
+    if (p->dout.dtype != p->q.dtype) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "dout.dtype", "is %s, must be q's",
+                          attn_dtype_name(p->dout.dtype));
+    }
+    if (dense(p) && (p->tokens_q == 0 || p->tokens_kv == 0)) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_q", "or tokens_kv is 0, must not: nothing to load");
+    }
+    list_maps(p, &params, &maps, list);
+    for (int n = 0; n < 4; n++) {
+        attn__map_shape shape = attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value, 1);
+        if (!attn__tensor_map_allows(list[n].layout, &shape)) {
+            return attn__fail(error, ATTN_ERR_UNSUPPORTED, "stride",
+                              "of %s does not suit bulk copies: dim must lie close, other strides be positive "
+                              "multiples of 8",
+                              list[n].name);
+        }
+    }
+    return ATTN_OK;
+}
+
+static void add_kernels(attn_plan *plan, const attn__mma_tiling *t) {
+    attn__mma_add_delta(plan, t);
+    attn__kernel *kernel =
+        attn__mma_backward_kernel(plan, t, ATTN__BACKWARD_HOPPER, "backward_hopper.cu", "bwd_hopper");
+    attn__kernel_set(kernel, "WIDTH", t->width_qk);
+    attn__kernel_set(kernel, "Q_STAGES", Q_STAGES);
+    attn__kernel_set(kernel, "DO_STAGES", DO_STAGES);
+    attn__kernel_set(kernel, "K_STAGES", K_STAGES);
+    attn__kernel_name(kernel, "_m%dn%d", t->row.tile_q, TILE_KV);
+    attn__kernel_finish(kernel, plan, THREADS, shared_of((int)t->width_qk, t->row.tile_q));
+    attn__mma_add_product(plan, t, true);
+    attn__mma_add_rest(plan, t);
+}
+
+attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
+    const attn_problem *p = &plan->problem;
+    attn__gpu_choice *choice = &plan->gpu_choice;
+    const int width = width_of(p), tile_q = 8192 / width;
+    attn__mma_tiling t = {{2, width, tile_q, TILE_KV, 8, 2, 2, width == 64 ? 8 : 4}, width, width, 0, 0, 1, true, true};
+    attn_status status = refuse(plan, error);
+    if (status) {
+        return status;
+    }
+    attn__mma_shared(&t);
+    t.parts = attn__mma_parts(plan, &t);
+    const int64_t slots = attn__mma_slots(p, true, p->segments_q, tile_q);
+    const int64_t key_slots = attn__mma_slots(p, false, p->segments_kv, TILE_KV);
+    choice->tensor_cores = true;
+    choice->tile_q = tile_q;
+    choice->tile_kv = TILE_KV;
+    choice->stages = DO_STAGES;
+    choice->warps = THREADS / 32;
+    choice->group = 1;
+    choice->splits = t.parts;
+    /* stats, dsink's parts and the list of queries; the list of keys; the counts */
+    const size_t stats = attn__mma_floats(p->heads_q, slots, 2 * tile_q + 2);
+    const size_t list = attn__mma_floats(p->heads_kv * t.parts, key_slots, LISTED_BY);
+    const size_t limit = SIZE_MAX / 4;
+    choice->extra = attn__span_take(&plan->workspace, stats < limit && list < limit ? stats + list + 64 : SIZE_MAX);
+    choice->dq = attn__span_take(&plan->workspace, attn__mma_floats(p->heads_q, slots, tile_q * width));
+    if (t.parts > 1) {
+        choice->partial_o = attn__span_take(
+            &plan->workspace, attn__mma_floats(p->heads_kv, t.parts * key_slots * TILE_KV, p->dim_qk + p->dim_v));
+    }
+    add_kernels(plan, &t);
+    return attn__succeed(error);
+}
+
+static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
+    const attn_plan *plan = run->plan;
+    const attn_problem *p = &plan->problem;
+    attn_status status = ATTN_OK;
+    mapped list[4];
+    list_maps(p, &run->params, maps, list);
+    for (int n = 0; n < 4 && !status; n++) {
+        attn__map_shape shape = attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value,
+                                                       list[n].queries ? plan->gpu_choice.tile_q : TILE_KV);
+        /* Without rows nothing is read but the zeros outside: any address will do. */
+        attn__tensor_ref ref = *list[n].ref;
+        ref.data = shape.rows > 0 ? ref.data : run->params.dq_sum;
+        if ((uintptr_t)ref.data % 16 != 0) {
+            return attn__fail(run->error, ATTN_ERR_INVALID, list[n].name,
+                              "is at an address that is no multiple of 16, as `hopper` needs it");
+        }
+        status =
+            attn__tensor_map_make(&plan->context->cuda->driver, list[n].map, &ref, &shape, list[n].name, run->error);
+    }
+    return status;
+}
+
+static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
+    const int64_t processors = run->plan->gpu->processors;
+    attn__maps maps = {0};
+    attn_status status = make_maps(run, &maps);
+    if (!status && tiles) {
+        run->maps = &maps;
+        run->params.tiles = tiles;
+        run->params.first_tile = 0;
+        status = attn__cuda_launch_raw(run, ATTN__BACKWARD_HOPPER, (unsigned)(tiles < processors ? tiles : processors),
+                                       &run->params);
+        run->maps = NULL;
+    }
+    return status;
+}
+
+/* A block a processor, which finds its tiles on a list. */
+static attn_status launch_listed(attn__cuda_run *run, int role, int64_t tiles) {
+    const int64_t processors = run->plan->gpu->processors;
+    return tiles ? attn__cuda_launch(run, role, tiles < processors ? tiles : processors) : ATTN_OK;
+}
+
+attn_status attn__hopper_run_backward(attn__cuda_run *run) {
+    const attn_problem *p = &run->plan->problem;
+    const attn_args *args = run->args;
+    const attn__gpu_choice *choice = &run->plan->gpu_choice;
+    const int64_t queries = p->heads_q * attn__mma_slots(p, true, args->n_segments_q, choice->tile_q);
+    const int64_t keys = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, TILE_KV);
+    const bool pairs = args->dk || args->dv || args->dq;
+    attn_status status = attn__cuda_launch(run, ATTN__BACKWARD_DELTA, queries ? queries : 1);
+    if (!status && pairs) {
+        status = launch_products(run, keys * choice->splits);
+    }
+    if (!status && (args->dk || args->dv)) {
+        status = launch_listed(run, ATTN__BACKWARD_KEYS, keys * choice->splits);
+    }
+    if (!status && choice->splits > 1 && (args->dk || args->dv)) {
+        status = attn__cuda_launch(run, ATTN__BACKWARD_PARTS, keys);
+    }
+    if (!status && args->dq) {
+        status = attn__cuda_launch(run, ATTN__BACKWARD_SUMS, queries);
+    }
+    if (!status && args->dq) {
+        status = launch_listed(run, ATTN__BACKWARD_QUERIES, queries);
+    }
+    if (!status && args->dsink) {
+        status = attn__cuda_launch(run, ATTN__BACKWARD_DSINK, p->heads_q);
+    }
+    return status;
+}
