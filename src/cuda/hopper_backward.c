@@ -36,7 +36,7 @@ static bool dense(const attn_problem *p) {
 }
 
 typedef struct mapped {
-    const char *name;
+    const char *name, *stride;
     const attn_layout *layout;
     const attn__tensor_ref *ref;
     attn__map *map;
@@ -45,10 +45,10 @@ typedef struct mapped {
 
 /* The four tensors that are read by boxes. ref, map: of a run, or of nothing. */
 static void list_maps(const attn_problem *p, const attn__params *params, attn__maps *maps, mapped list[4]) {
-    const mapped all[4] = {{"q", &p->q, &params->q, &maps->q, true, false},
-                           {"k", &p->k, &params->k, &maps->k, false, false},
-                           {"v", &p->v, &params->v, &maps->v, false, true},
-                           {"dout", &p->dout, &params->dout, &maps->dout, true, true}};
+    const mapped all[4] = {{"q", "q.stride", &p->q, &params->q, &maps->q, true, false},
+                           {"k", "k.stride", &p->k, &params->k, &maps->k, false, false},
+                           {"v", "v.stride", &p->v, &params->v, &maps->v, false, true},
+                           {"dout", "dout.stride", &p->dout, &params->dout, &maps->dout, true, true}};
     for (int n = 0; n < 4; n++) {
         list[n] = all[n];
     }
@@ -81,10 +81,9 @@ static attn_status refuse(const attn_plan *plan, attn_error *error) {
     for (int n = 0; n < 4; n++) {
         attn__map_shape shape = attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value, 1);
         if (!attn__tensor_map_allows(list[n].layout, &shape)) {
-            return attn__fail(error, ATTN_ERR_UNSUPPORTED, "stride",
-                              "of %s does not suit bulk copies: dim must lie close, other strides be positive "
-                              "multiples of 8",
-                              list[n].name);
+            return attn__fail(error, ATTN_ERR_UNSUPPORTED, list[n].stride,
+                              "does not suit bulk copies: dim must lie close, other strides be positive "
+                              "multiples of 8");
         }
     }
     return ATTN_OK;
@@ -151,8 +150,7 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
         attn__tensor_ref ref = *list[n].ref;
         ref.data = shape.rows > 0 ? ref.data : run->params.dq_sum;
         if ((uintptr_t)ref.data % 16 != 0) {
-            return attn__fail(run->error, ATTN_ERR_INVALID, list[n].name,
-                              "is at an address that is no multiple of 16, as `hopper` needs it");
+            continue; /* boxes_read() of the kernels sees it, and all goes to mma's products */
         }
         status =
             attn__tensor_map_make(&plan->context->cuda->driver, list[n].map, &ref, &shape, list[n].name, run->error);

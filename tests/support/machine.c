@@ -200,8 +200,10 @@ bool machine_may_refuse(const char *implementation, const attn_problem *problem,
 /* What the library itself tells: most of its rules are of features and strides. One of a list, since callers keep it.
  */
 static const char *refusal_of_hopper(const attn_problem *problem) {
-    static const char *const fields[] = {"pass", "q.dtype", "o.dtype", "dim_qk",   "dim_v",    "scale",    "bias",
-                                         "mask", "alibi",   "dropout", "q.stride", "k.stride", "v.stride", "o.stride"};
+    static const char *const fields[] = {"pass",     "q.dtype",    "o.dtype",     "dim_qk",   "dim_v",
+                                         "scale",    "bias",       "mask",        "alibi",    "dropout",
+                                         "q.stride", "k.stride",   "v.stride",    "o.stride", "flags",
+                                         "softcap",  "dout.dtype", "dout.stride", "tokens_q"};
     const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
     attn_error error;
     if (attn_supported(machine_device(), problem, &hints, &error) != ATTN_OK) {

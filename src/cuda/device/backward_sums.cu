@@ -28,8 +28,8 @@ INLINE void sums_to_dq(const attn__params &p, int64_t number) {
     const int rows = run.rows - block * TILE_Q, slot = p.accumulate ? rows : run.slot - block * TILE_Q;
     const float *sums = p.dq_sum + number * DQ_TILE;
     typedef element_t<DQ_DTYPE> element;
-    bool wild = false;
     if (LISTS) {
+        bool wild = !boxes_read(p);
         for (int at = (int)threadIdx.x; at < DQ_TILE / 4; at += WORKERS) {
             const float4 x = ((const float4 *)sums)[at];
             wild = wild || !is_finite(x.x) || !is_finite(x.y) || !is_finite(x.z) || !is_finite(x.w);

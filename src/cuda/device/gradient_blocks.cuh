@@ -9,7 +9,7 @@
  *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
  *
  *     With LISTS also, in extra behind the sinks: the next tile that a persistent kernel takes, and two lists of tiles
- *     whose dk and dv, or dq, came out with a value that is not finite, or that no query sees. backward_mma.cu takes
+ *     whose dk and dv, or dq, came out with a value that is not finite, or that no query sees; all tiles, where a tensor does not suit bulk copies. backward_mma.cu takes
  *     these again (FLAGGED), leaving hidden pairs out one by one. A list may name a tile several times.
  *
  *     partial_o: with SPLIT, dk and dv of the p.splits parts of a group's query heads, float32, not scaled yet:
@@ -135,6 +135,12 @@ INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot,
     rows->stride[0] = rows->stride[1] = 0;
     rows->stride[2] = value ? DIM_V : DIM_QK;
     rows->stride[3] = 1;
+}
+
+/* Can boxes (maps.h) read all that they must? Else every tile goes to a list. */
+INLINE bool boxes_read(const attn__params &p) {
+    const unsigned needed = ATTN__ALIGNED_Q | ATTN__ALIGNED_K | ATTN__ALIGNED_V | ATTN__ALIGNED_DOUT;
+    return (p.aligned & needed) == needed;
 }
 
 INLINE void list_add(const tile_list &list, int tile) {

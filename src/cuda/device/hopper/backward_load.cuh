@@ -131,7 +131,7 @@ INLINE void load_all(const attn__params &p, const attn__maps &maps) {
         const int64_t upcoming = gridDim.x + atomicAdd(scratch.next_tile, 1);
         walk w;
         if (tile_find(p, number, section, tile) && tile_describe(p, tile)) {
-            if (tile.rows > 0 && walk_start(p, tile, w)) {
+            if (tile.rows > 0 && boxes_read(p) && walk_start(p, tile, w)) {
                 load_tile(p, maps, tile, w, shared, rings);
             } else {
                 output_record output;
