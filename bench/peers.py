@@ -36,6 +36,7 @@ def parse_arguments():
     parser.add_argument("--without", nargs="+", default=[], help="contenders to leave out")
     parser.add_argument("--ours", choices=["package", "direct"], default="package",
                         help="how ours is called: through the Python package, or straight through the C interface")
+    parser.add_argument("--implementation", help="of ours, by name; default: the plan's choice")
     parser.add_argument("--batch", type=float, default=0.04, help="seconds of launches between synchronisations")
     parser.add_argument("--rounds", type=int, default=7, help="batches a contender")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds before each batch")

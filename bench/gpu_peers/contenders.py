@@ -54,11 +54,12 @@ class Autograd:
 class Ours(Autograd):
     """Through the package."""
 
-    def __init__(self, name, case, x, backward):
+    def __init__(self, name, case, x, backward, options):
         import attn
 
         self.attention = attn.attention
-        self.options = {"causal": case.causal, "global_tokens": case.first, "deterministic": case.deterministic}
+        self.options = {"causal": case.causal, "global_tokens": case.first, "deterministic": case.deterministic,
+                        "implementation": options.implementation}
         if case.window:
             self.options["window"] = (case.window - 1, 0)
         if case.lengths:
@@ -98,11 +99,11 @@ class OursDirect:
         tensors = {"q": x["q"], "k": x["k"], "v": x["v"], "o": self.o, "lse": self.lse}
         if case.lengths:
             tensors.update(cu_seqlens_q=x["starts"], cu_seqlens_kv=x["starts"])
-        self.plans = [attn_ctypes.Plan(self.library, self.context, case.text(False))]
+        self.plans = [attn_ctypes.Plan(self.library, self.context, case.text(False), options.implementation)]
         self.plans[0].bind(**tensors)
         if backward:
             self.out = [torch.empty_like(x[n]) for n in "qkv"]
-            self.plans.append(attn_ctypes.Plan(self.library, self.context, case.text(True)))
+            self.plans.append(attn_ctypes.Plan(self.library, self.context, case.text(True), options.implementation))
             self.plans[1].bind(**tensors, dout=x["dout"], dq=self.out[0], dk=self.out[1], dv=self.out[2])
             self.plans[0].run()
         self.run = self.plans[-1].run
@@ -210,7 +211,7 @@ class Graph:
 
 def make(name, case, x, backward, options):
     if name.startswith("libattn"):
-        return OursDirect(name, case, x, backward, options) if options.ours == "direct" else Ours(name, case, x, backward)
+        return (OursDirect if options.ours == "direct" else Ours)(name, case, x, backward, options)
     if name == "fa3":
         return flash3.Jax(name, case, x, backward)
     if name == "fa3-vllm":
