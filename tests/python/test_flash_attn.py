@@ -310,8 +310,9 @@ def test_refusals_name_the_argument(module, name, arguments, field):
         getattr(module, name)(*make(1, 4, 4, 2, 2, 8), **arguments)
 
 
-def test_example():
-    example = pathlib.Path(__file__).parents[2] / "examples" / "python" / "flash_attn_unchanged.py"
+@pytest.mark.parametrize("name", ["flash_attn_unchanged", "numpy_attention", "torch_training"])
+def test_example(name):
+    example = pathlib.Path(__file__).parents[2] / "examples" / "python" / (name + ".py")
     subprocess.run([sys.executable, str(example)], check=True)
 
 

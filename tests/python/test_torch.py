@@ -102,6 +102,19 @@ def test_compile_gives_the_same_bits(options):
     assert all(torch.equal(a, b) for a, b in zip(*grads))
 
 
+def test_compile_with_shapes_that_change():
+    run = lambda q, k, v: attn.attention(q * 2, k, v, causal=True) + 1
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (5, 9, 17):
+        tensors = [torch.randn(2, tokens, 2, 16, requires_grad=True) for _ in range(3)]
+        for call in (run, compiled):
+            found = call(*tensors)
+            grads = torch.autograd.grad(found.sum(), tensors)
+            want = (found, *grads) if call is run else want
+        assert all((a - b).abs().max() < 1e-5 for a, b in zip((found, *grads), want))
+
+
 def test_export():
     class Layer(torch.nn.Module):
         def forward(self, q, k, v):
