@@ -162,7 +162,8 @@ bool machine_rounds(const char *implementation, const attn_problem *problem) {
                       : problem->o.dtype  ? problem->o.dtype
                                           : problem->q.dtype;
     bool chosen = !implementation && machine_device(); /* may be the tensor cores' */
-    return problem->q.dtype == ATTN_F32 ? problem->flags & ATTN_ALLOW_TF32
+    uint32_t flags = problem->flags | machine_allowed(implementation, problem);
+    return problem->q.dtype == ATTN_F32 ? flags & ATTN_ALLOW_TF32
                                         : dout == ATTN_F32 && (chosen || tensor_cores(implementation));
 }
 
