@@ -51,7 +51,8 @@ static int number_before(const char *log, const char *word) {
 }
 
 static void read_usage(const char *log, attn__code *code) {
-    code->registers = number_before(log, " registers");
+    const char *used = strstr(log, "Used "); /* other lines speak of registers too */
+    code->registers = used ? number_before(used, " registers") : -1;
     code->stack_bytes = number_before(log, " bytes stack frame");
     code->spill_bytes = number_before(log, " bytes spill stores");
 }

@@ -77,6 +77,12 @@ static const struct variant {
     {"hopper", "f16:" SIZES ":d80:causal", BWD},
     {"hopper", "%s:" SIZES ":d128:window=100,50:globals=4:packed_q=500:packed_kv=700:sink=f32", BWD},
     {"hopper", "%s:" SIZES ":d64:segments_q=600,4:segments_kv=800,4:causal:dq=f32:dk=f32:dv=f32", BWD},
+    {"hopper", "%s:" SIZES ":d64:causal", FWD | USUAL(FWD)},
+    {"hopper", "%s:" SIZES ":d128", FWD},
+    {"hopper", "%s:" SIZES ":d128:causal", FWD},
+    {"hopper", "%s:" SIZES ":d256:causal", FWD},
+    {"hopper", "f16:" SIZES ":dqk192:dv128", FWD},
+    {"hopper", "%s:" SIZES ":d128:packed_q=500:packed_kv=700:window=64,0:globals=4:softcap=30:sink=f32", FWD},
     /* Float32 products. */
     {"ffma", "f32:" SIZES ":d64:causal", BOTH | USUAL(BOTH)},
     {"ffma", "f32:" SIZES ":d128", BOTH | USUAL(BWD)},
@@ -103,6 +109,7 @@ static const struct allowance {
 } allowances[] = {
     {"attn_bwd_hopper_", "", 256, "the loading warp, which waits most of the time, has 24 registers"},
     {"attn_bwd_", "_segments", 144, "a walk over lists of runs holds both sides' places beside a full tile"},
+    {"attn_fwd_hopper_", "", 256, "outside the loop over blocks: places of tiles, and rows that are computed again"},
     {"attn_fwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_bwd_", "", 96, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_dq_", "_segments", 16, "a list of runs is walked to find where a slot lies"},

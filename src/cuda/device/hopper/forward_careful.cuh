@@ -5,16 +5,15 @@
 #pragma once
 #include "hopper/forward_softmax.cuh"
 
-/* A score in log2 units, to all four lanes of a row: each sums a quarter of the columns. */
-INLINE float careful_score(const attn__params &p, const forward_rows &w, int64_t query, int64_t key, int quarter) {
+/* A score before w.factor, to all four lanes of a row: each sums a quarter of the columns. */
+INLINE float careful_score(const attn__params &p, int64_t query, int64_t key, int quarter) {
     float s = 0.0f;
 #pragma unroll 1
     for (int c = quarter; c < DIM_QK; c += 4) {
         s = fmaf(load_element<DTYPE>(p.q.data, query + c), load_element<DTYPE>(p.k.data, key + c), s);
     }
     s = quad_sum(s);
-    s = HAS_SOFTCAP ? tanh_exact(s * p.scale / p.softcap) : s;
-    return __fmul_rn(s, w.factor);
+    return HAS_SOFTCAP ? tanh_exact(s * p.scale / p.softcap) : s;
 }
 
 typedef struct careful_row {
@@ -41,7 +40,7 @@ INLINE void careful_pass(const attn__params &p, const forward_tile &tile, const 
 #pragma unroll 1
         for (int j = begin; j < end; j++) {
             const int64_t key = keys.first + j - keys.position;
-            const float x = careful_score(p, w, row.query, row_offset(p.k, tile.sequence, head, key), quarter);
+            const float x = careful_score(p, row.query, row_offset(p.k, tile.sequence, head, key), quarter);
             if (!row.wanted || !band_sees(p, row.band, j)) {
                 continue;
             }
@@ -49,7 +48,7 @@ INLINE void careful_pass(const attn__params &p, const forward_tile &tile, const 
                 row.reference = fmaxf(row.reference, x);
                 continue;
             }
-            const float weight = exp2_fast(__fsub_rn(x, row.reference));
+            const float weight = exp2_fast(__fmul_rn(__fsub_rn(x, row.reference), w.factor));
             const int64_t value = row_offset(p.v, tile.sequence, head, key);
             row.sum += quarter == 0 ? weight : 0.0f;
 #pragma unroll
@@ -84,7 +83,9 @@ INLINE void careful_half(const attn__params &p, const forward_tile &tile, const 
     careful_pass<false>(p, tile, at, w, row);
     row.reference = row.reference == -INFINITY_F ? NO_REFERENCE : row.reference;
     careful_pass<true>(p, tile, at, w, row);
-    reference = wanted ? row.reference : reference;
+    if (wanted) {
+        reference = row.reference == NO_REFERENCE ? NO_REFERENCE : row.reference * w.factor;
+    }
     sum = wanted ? row.sum : sum;
 }
 

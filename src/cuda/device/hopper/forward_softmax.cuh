@@ -91,7 +91,7 @@ INLINE void raise_scores(forward_rows &w, float (&sum)[2]) {
     for (int n = 0; n < TILE_KV / 8; n++) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            w.s[4 * n + e] = probability(w.s[4 * n + e], w.factor, w.reference[e / 2]);
+            w.s[4 * n + e] = exp2_fast(fmaf(w.s[4 * n + e], w.factor, -w.reference[e / 2]));
         }
         even[0] += w.s[4 * n];
         odd[0] += w.s[4 * n + 1];

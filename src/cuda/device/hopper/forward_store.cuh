@@ -31,7 +31,7 @@ INLINE void finish_rows(const attn__params &p, const forward_tile &tile, const f
         }
         if ((at.lane & 3) == 0 && row < tile.slot && p.lse.data) {
             float *lse = (float *)p.lse.data + row_offset(p.lse, tile.sequence, tile.head, tile.row + row);
-            *lse = natural_lse(now, sum);
+            *lse = natural_lse(now, LN2, sum);
         }
     }
 }
