@@ -83,7 +83,7 @@ check_gpu() {
 }
 
 # The Python package's tests with their tensors on the GPU, several processes at once where pytest-xdist is there (each
-# new kind of problem compiles kernels). PYTHON: an interpreter with PyTorch for CUDA and pytest.
+# new kind of problem compiles kernels). What fails is named at once. PYTHON: an interpreter with PyTorch for CUDA and pytest.
 check_gpu-python() {
     local python=${PYTHON:-python3} spread=()
     [ -e "$build/libattn.so" ] || skip "$build/libattn.so is not built"
@@ -91,7 +91,7 @@ check_gpu-python() {
         skip "$python has no PyTorch that sees a GPU, or no pytest (PYTHON names another)"
     ! "$python" -c 'import xdist' 2>/dev/null || spread=(-n "$((jobs < 12 ? jobs : 12))")
     ATTN_TEST_DEVICE=cuda ATTN_LIBRARY=$(realpath "$build/libattn.so") PYTHONPATH=$PWD/python \
-        "$python" -m pytest -q -rs -p no:cacheprovider "${spread[@]}" tests/python
+        "$python" -m pytest -v --tb=short -p no:cacheprovider "${spread[@]}" tests/python | grep -vE 'PASSED|^tests/|^$'
 }
 
 # Each tool over a sample of cases on every implementation. The sanitizers slow kernels down by 10 to 100, and what they
