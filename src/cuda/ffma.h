@@ -8,7 +8,11 @@
 enum {
     FFMA_THREADS = 128,
     FFMA_INNER = 64, /* rows of the side that is walked */
-    FFMA_DEPTH = 8   /* columns a chunk: with 16, 38 KB instead of 30 let fewer blocks share a processor */
+    FFMA_DEPTH = 8,  /* columns a chunk */
+    /* Forward takes longer chunks, with fewer barriers, where as many blocks share a processor with 39 KB as with 31.
+     */
+    FFMA_LONG_DEPTH = 16,
+    FFMA_LONG_SHARED = 40 << 10
 };
 
 /* Rows of a tile that a thread sums, 4 or 8 (the tile has 8 times as many): 8 unless sums of `columns` groups of 64

@@ -2,6 +2,7 @@
  * `ffma` forward: one kernel; a block for each OUTER rows of a run and head. */
 #include "base/error.h"
 #include "cuda/ffma.h"
+#include "plan/gpu.h"
 
 enum { ROLE_FORWARD = 0 };
 
@@ -16,8 +17,10 @@ attn_status attn__ffma_prepare_forward(attn_plan *plan, attn_error *error) {
     choice->tensor_cores = false;
     attn__kernel *kernel = attn__kernel_start(plan, ROLE_FORWARD, "forward_ffma.cu", "fwd_ffma");
     attn__kernel_set(kernel, "ROWS", rows);
-    attn__kernel_set(kernel, "DEPTH", FFMA_DEPTH);
-    attn__kernel_set(kernel, "RESIDENT", attn__ffma_resident(rows, columns));
+    const int resident = attn__ffma_resident(rows, columns);
+    const bool room = attn__gpu_blocks(plan->gpu, FFMA_THREADS, FFMA_LONG_SHARED) >= resident;
+    attn__kernel_set(kernel, "DEPTH", room ? FFMA_LONG_DEPTH : FFMA_DEPTH);
+    attn__kernel_set(kernel, "RESIDENT", resident);
     attn__kernel_name(kernel, "_m%dn%d", choice->tile_q, choice->tile_kv);
     attn__kernel_finish(kernel, plan, FFMA_THREADS, 0);
     plan->workspace = 0;

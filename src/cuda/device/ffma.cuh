@@ -25,7 +25,9 @@
  * touch every bank once. So do eight that write four weights each of neighbouring inner rows. */
 #define PITCH        (DEPTH + 4)
 #define WEIGHT_PITCH (OUTER + 4)
-#define CHUNK        (TWO_TILES ? INNER * WEIGHT_PITCH / 2 : (64 + INNER) * PITCH)
+#define CHUNK        (TWO_TILES ? INNER * WEIGHT_PITCH / 2 : (64 + INNER) * PITCH + 8 * GROUP_GAP)
+/* Floats between the outer rows of neighbouring threads, which read them at once: other banks. Four rows end there. */
+#define GROUP_GAP    (ROWS == 8 ? 4 : 0)
 #define COLUMNS(dim) (((dim) + 63) / 64)
 
 #define HIDDEN_WEIGHT __int_as_float((int)0x80000000)
@@ -34,7 +36,7 @@ typedef struct tile_memory {
     float chunk[2][CHUNK];
     float weights[INNER * WEIGHT_PITCH];
 } tile_memory;
-static_assert((OUTER + INNER) * PITCH <= CHUNK, "a chunk of columns fits");
+static_assert((OUTER + INNER) * PITCH + 8 * GROUP_GAP <= CHUNK, "a chunk of columns fits");
 
 /* The rows of a tile in memory: row r lies `base + r * step` elements from data. Rows outside [begin, end) read as 0.
  */
@@ -132,6 +134,14 @@ template <int side, int dtype, int dim> struct chunk_part {
         }
     }
     __device__ __forceinline__ void fetch(const tile_rows &rows, int first, int t) {
+        if (dim % DEPTH == 0 && vectors % THREADS == 0 && rows.aligned && rows.begin <= 0 && rows.end >= side) {
+#pragma unroll
+            for (int n = 0; n < each; n++) {
+                next[n] = load_vector<dtype>(rows.data, at[n]);
+                at[n] += DEPTH;
+            }
+            return;
+        }
 #pragma unroll
         for (int n = 0; n < each; n++) {
             const int row = t / across + apart * n;
@@ -139,11 +149,13 @@ template <int side, int dtype, int dim> struct chunk_part {
             at[n] += DEPTH * rows.dim_step;
         }
     }
-    __device__ __forceinline__ void put(float *to, int t) const {
+    /* A gap after every `group` rows. */
+    template <int group> __device__ __forceinline__ void put(float *to, int t) const {
 #pragma unroll
         for (int n = 0; n < each; n++) {
+            const int row = t / across + apart * n;
             if (vectors % THREADS == 0 || t + THREADS * n < vectors) {
-                *(float4 *)(to + (t / across + apart * n) * PITCH + t % across * 4) = next[n];
+                *(float4 *)(to + row * PITCH + row / group * GROUP_GAP + t % across * 4) = next[n];
             }
         }
     }
@@ -162,15 +174,15 @@ INLINE void tile_dot(float (&sum)[ROWS][OWN], const tile_rows &outer, const tile
     __syncthreads(); /* the chunks' last readers are done */
 #pragma unroll 1
     for (int first = 0; first < dim; first += DEPTH) {
-        float *left = memory.chunk[first / DEPTH & 1], *right = left + OUTER * PITCH;
-        next_outer.put(left, t);
-        next_inner.put(right, t);
+        float *left = memory.chunk[first / DEPTH & 1], *right = left + OUTER * PITCH + 8 * GROUP_GAP;
+        next_outer.template put<ROWS>(left, t);
+        next_inner.template put<INNER>(right, t);
         __syncthreads();
         if (first + DEPTH < dim) {
             next_outer.fetch(outer, first + DEPTH, t);
             next_inner.fetch(inner, first + DEPTH, t);
         }
-        left += t / 16 * ROWS * PITCH;
+        left += t / 16 * (ROWS * PITCH + GROUP_GAP);
         right += t % 16 * PITCH;
 #pragma unroll 1 /* unrolled, all its loads would come first, each in registers of its own */
         for (int d = 0; d < DEPTH; d += 4) {
@@ -266,13 +278,24 @@ INLINE void mix_lines(float (&sum)[ROWS][4], const float *weights, const float *
     }
 }
 
-#define LINES 16 /* inner rows of a chunk of 64 columns */
+#define LINES   (DEPTH == 16 && !TWO_TILES ? 32 : 16) /* inner rows of a chunk of 64 columns */
+#define VECTORS (LINES / 8)                           /* of it, a thread */
 
-/* Inner rows first ... first + LINES - 1, columns 64 * c ... + 63: two vectors a thread. */
-template <int dtype, int dim> INLINE void fetch_lines(float4 (&next)[2], const tile_rows &inner, int c, int first) {
+/* Inner rows first ... first + LINES - 1, columns 64 * c ... + 63. */
+template <int dtype, int dim>
+INLINE void fetch_lines(float4 (&next)[VECTORS], const tile_rows &inner, int c, int first) {
     const int t = here(), d = 64 * c + t % 16 * 4;
+    if (dim % 64 == 0 && inner.aligned && inner.begin <= first && inner.end >= first + LINES) {
+        int64_t at = inner.base + (first + t / 16) * inner.step + d;
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
+        for (int n = 0; n < VECTORS; n++) {
+            next[n] = load_vector<dtype>(inner.data, at);
+            at += 8 * inner.step;
+        }
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < VECTORS; n++) {
         const int row = first + t / 16 + 8 * n;
         next[n] = load_four<dtype, dim>(inner, inner.base + row * inner.step + d * inner.dim_step,
                                         row >= inner.begin && row < inner.end, d);
@@ -282,14 +305,16 @@ template <int dtype, int dim> INLINE void fetch_lines(float4 (&next)[2], const t
 /* sum[r][...] += weights of the outer row times columns 64 * c ... + 63 of the rows of `inner`. next holds their first
  * chunk, and afterwards that of column group c + 1, if there is one to follow. */
 template <int dtype, int dim>
-INLINE void mix_columns(float (&sum)[ROWS][4], float4 (&next)[2], const tile_rows &inner, tile_memory &memory, int c,
-                        bool follows, int t) {
+INLINE void mix_columns(float (&sum)[ROWS][4], float4 (&next)[VECTORS], const tile_rows &inner, tile_memory &memory,
+                        int c, bool follows, int t) {
     constexpr int unrolled = TWO_TILES && COLUMNS(dim) == 2 ? 1 : 2;
 #pragma unroll 1
     for (int first = 0; first < INNER; first += LINES) {
         float *chunk = memory.chunk[first / LINES & 1] + 4 * t, test = 0.0f;
-        *(float4 *)chunk = tested(next[0], &test);
-        *(float4 *)(chunk + 4 * THREADS) = tested(next[1], &test);
+#pragma unroll
+        for (int n = 0; n < VECTORS; n++) {
+            *(float4 *)(chunk + 4 * THREADS * n) = tested(next[n], &test);
+        }
         const bool careful = __syncthreads_or(test != 0.0f);
         if (first + LINES < INNER) {
             fetch_lines<dtype, dim>(next, inner, c, first + LINES);
@@ -312,7 +337,7 @@ template <int dtype, int dim>
 INLINE void tile_mix(float (&sum)[ROWS][4 * COLUMNS(dim)], const tile_rows &inner, tile_memory &memory) {
     static_assert(LINES * 64 <= CHUNK, "a chunk of rows fits");
     const int t = here();
-    float4 next[2];
+    float4 next[VECTORS];
     fetch_lines<dtype, dim>(next, inner, 0, 0);
     __syncthreads(); /* weights are there, the chunks' last readers done */
 #pragma unroll

@@ -180,7 +180,7 @@ INLINE void make_rows(const attn__params &p, const product_tile &tile, tile_memo
                 const tile_rows rows =
                     tile_rows_of(INNER_OF, s, OF_QUERIES ? head / p.group : head, inner.first + first, 0,
                                  (int)smaller(INNER, inner.rows - first), p.aligned & INNER_BIT);
-                float4 next[2];
+                float4 next[VECTORS];
                 float part[ROWS][4];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
