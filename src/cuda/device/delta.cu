@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Before backward's products: a block of threads takes TILE_Q query rows of one head. Writes what the products read of
  * these rows (gradient_blocks.cuh): lse in the scores' units and delta, the caller's or the sum of dout * o, less dlse.
- * Clears the rows' float32 sums of dq and, first of all, the lists of tiles, and leaves the block's part of dsink, dsink
- * = - sum over rows exp(sink - lse) * (delta
- * - dlse)
+ * Clears the rows' float32 sums of dq and, first of all, the lists of tiles, and leaves the block's part of dsink:
+ * dsink = - sum over rows exp(sink - lse) * (delta - dlse).
  *
  * lse is brought to the units in which scores are computed: the product of a bare score (SCORE_PLAIN) with the rounded
  * factor scale * log2(e) must meet an lse multiplied by that same rounded factor, or the difference grows with |lse|.

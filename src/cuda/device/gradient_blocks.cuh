@@ -9,8 +9,9 @@
  *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
  *
  *     With LISTS also, in extra behind the sinks: the next tile that a persistent kernel takes, and two lists of tiles
- *     whose dk and dv, or dq, came out with a value that is not finite, or that no query sees; all tiles, where a tensor does not suit bulk copies. backward_mma.cu takes
- *     these again (FLAGGED), leaving hidden pairs out one by one. A list may name a tile several times.
+ *     whose dk and dv, or dq, came out with a value that is not finite, or that no query sees; all tiles, where a
+ *     tensor does not suit bulk copies. backward_mma.cu takes these again (FLAGGED), leaving hidden pairs out one by
+ *     one. A list may name a tile several times.
  *
  *     partial_o: with SPLIT, dk and dv of the p.splits parts of a group's query heads, float32, not scaled yet:
  *             [part][kv head][key slot] and then [TILE_KV][DIM_QK], [TILE_KV][DIM_V]
