@@ -11,22 +11,11 @@ import pytest
 
 import attn
 from attn import _library, _problem, _run
-
-
-def x(tag, count):
-    """The cases' numbers: multiples of 1/64 in [-2, 2)."""
-    m = 0xFFFFFFFF
-    h = (np.arange(count, dtype=np.uint64) * 0x9E3779B1 + tag * 0x85EBCA77 + 0x165667B1) & m
-    h ^= h >> np.uint64(15)
-    h = h * 0x2C1B3C6D & m
-    h ^= h >> np.uint64(12)
-    h = h * 0x297A2D39 & m
-    h ^= h >> np.uint64(15)
-    return ((h >> np.uint64(24)).astype(np.int64) - 128) / 64.0
+from fields import ten
 
 
 def tensor(tag, *shape, dtype="float32"):
-    return x(tag, math.prod(shape)).reshape(shape).astype(dtype)
+    return ten(tag, *shape).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype,bound", [("float32", 2e-5), ("float16", 2e-3)])

@@ -113,6 +113,16 @@ INLINE void issue_outputs(consumer &c, forward_rows &w) {
     c.add = 1;
 }
 
+/* In its turn, with no other product under way. */
+INLINE void start_outputs(consumer &c, forward_rows &w) {
+    wait_values(c);
+    turn_wait(c);
+    pin(w.o);
+    pin(w.weights);
+    products_fence();
+    issue_outputs(c, w);
+}
+
 /* --- Blocks --- */
 
 /* Which blocks need no mask for this group's rows. With NO_MAX every row that sees a key also sees one in a masked
@@ -304,12 +314,7 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
         }
         float reference[2] = {w.reference[0], w.reference[1]}, sum[2] = {w.sum[0], w.sum[1]};
         if (SEAM_FIRST_O) {
-            wait_values(c);
-            turn_wait(c);
-            pin(w.o);
-            pin(w.weights);
-            products_fence();
-            issue_outputs(c, w);
+            start_outputs(c, w);
         }
         ring_next<STAGES_Q>(c.q);
         wait_queries(c);
@@ -350,12 +355,7 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
         }
         round_weights(w);
     }
-    wait_values(c);
-    turn_wait(c);
-    pin(w.o);
-    pin(w.weights);
-    products_fence();
-    issue_outputs(c, w);
+    start_outputs(c, w);
     if (group != GROUPS - 1) {
         turn_pass(c);
     }

@@ -47,6 +47,16 @@ INLINE void operand_read(const operand_box &box, const attn__tensor_ref &tensor,
         barrier_arrive(box.full);
     }
 }
+
+/* By bulk copies where address and strides allow them. */
+INLINE void operand_bring(const operand_box &box, bool aligned, const attn__map &map, const attn__tensor_ref &tensor,
+                          int panels, int dim, int64_t extent, uint64_t policy) {
+    if (aligned) {
+        operand_load(box, map, panels, policy);
+    } else {
+        operand_read(box, tensor, panels, dim, extent);
+    }
+}
 INLINE int64_t extent_q(const attn__params &p) {
     return ROWS_Q == DENSE ? p.side_q.tokens : p.side_q.total;
 }
@@ -109,11 +119,7 @@ INLINE void bring_values(const attn__params &p, const attn__maps &maps, producer
             values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, w.value_row, w.value_head,
             w.value_sequence,     batch_kv(p, w.value_sequence)};
         barrier_wait_warp(barrier_at(shared.v_empty, w.v.stage), w.v.parity);
-        if (p.aligned & ATTN__ALIGNED_V) {
-            operand_load(box, maps.v, PANELS_V, KEEP_FIRST);
-        } else {
-            operand_read(box, p.v, PANELS_V, DIM_V, extent_kv(p));
-        }
+        operand_bring(box, p.aligned & ATTN__ALIGNED_V, maps.v, p.v, PANELS_V, DIM_V, extent_kv(p), KEEP_FIRST);
         ring_next<STAGES_V>(w.v);
         w.value_due = false;
     }
@@ -135,11 +141,7 @@ INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer 
         forward_block posted = {block.position, block.count, block.whole, 0};
         shared.blocks[WALKED ? w.k.stage : 0] = posted;
     }
-    if (p.aligned & ATTN__ALIGNED_K) {
-        operand_load(box, maps.k, PANELS_QK, KEEP_FIRST);
-    } else {
-        operand_read(box, p.k, PANELS_QK, DIM_QK, extent_kv(p));
-    }
+    operand_bring(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
     ring_next<STAGES_K>(w.k);
     bring_values(p, maps, w);
     w.value_row = row;
@@ -170,11 +172,7 @@ INLINE forward_tile bring_tile(const attn__params &p, const attn__maps &maps, pr
         queries_at(w.q.stage),    barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head, tile.sequence,
         batch_q(p, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
-    if (p.aligned & ATTN__ALIGNED_Q) {
-        operand_load(box, maps.q, PANELS_QK, DROP_FIRST);
-    } else {
-        operand_read(box, p.q, PANELS_QK, DIM_QK, extent_q(p));
-    }
+    operand_bring(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
     ring_next<STAGES_Q>(w.q);
     const int64_t first_row = ROWS_KV == PACKED ? p.side_kv.cu[tile.sequence] : 0;
     int left = blocks_in(w.walk);
