@@ -63,6 +63,8 @@ attn_status attn__cuda_end(attn__cuda_run *run, attn_status status);
 /* Blocks of rows on one side: runs (sequences, or segments of the list) times the blocks of the longest run, so that a
  * kernel finds its run by division. Dense and packed runs, and segments in device memory, count by the bounds. */
 int64_t attn__cuda_blocks(const attn_problem *problem, const attn_args *args, bool queries, int64_t rows_a_block);
+/* Blocks of query rows, as query_blocks() of device/schedule.cuh counts them; segments: of the list, or its bound. */
+int64_t attn__cuda_query_blocks(const attn_problem *problem, int64_t segments, int64_t rows_a_block);
 
 /* --- Implementations: prepare and run of each (implementations.c holds the rows) --- */
 

@@ -94,21 +94,10 @@ static bool maps_allow(const attn_problem *p, attn_error *error) {
     return true;
 }
 
-/* Blocks of query rows, as query_blocks() of schedule.cuh counts them. */
-static int64_t query_blocks(const attn_problem *p, int64_t segments, int64_t tokens) {
-    int64_t each = p->batch * round_up_div(p->tokens_q, tokens);
-    if (p->rows_q == ATTN_DENSE) {
-        return each;
-    }
-    bool list = p->rows_q == ATTN_SEGMENTS, apart = list && p->o.stride[0] != 0;
-    int64_t whole = (apart ? p->batch : 1) * (p->total_q / tokens) + (list ? segments : p->batch);
-    return list ? whole : each < whole ? each : whole;
-}
-
 /* Few tiles over many keys: `mma` splits the keys, which this does not. */
 static bool wants_splits(const attn_plan *plan, const variant *v) {
     const attn_problem *p = &plan->problem;
-    int64_t tiles = query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
+    int64_t tiles = attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
     bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv >= 1024;
     return plan->hints.splits > 1 || (!plan->hints.implementation && (few || p->tokens_q < 32));
 }
@@ -195,7 +184,7 @@ attn_status attn__hopper_run_forward(attn__cuda_run *run) {
     const attn_problem *p = &plan->problem;
     const attn__gpu_choice *choice = &plan->gpu_choice;
     attn__maps maps;
-    int64_t tiles = query_blocks(p, run->args->n_segments_q, choice->tile_q) * p->heads_q;
+    int64_t tiles = attn__cuda_query_blocks(p, run->args->n_segments_q, choice->tile_q) * p->heads_q;
     if (tiles == 0) {
         return ATTN_OK;
     }

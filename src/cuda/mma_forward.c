@@ -129,21 +129,10 @@ static int blocks_of(const attn__gpu *gpu, const tile_choice *c) {
     return (int)larger(1, smaller(by_registers, attn__gpu_blocks(gpu, 32 * c->warps, c->shared + SHARED_STATIC)));
 }
 
-/* Blocks of query rows, as query_blocks() of schedule.cuh counts them. */
-static int64_t query_blocks(const attn_problem *p, int64_t segments, int64_t tokens) {
-    int64_t each = p->batch * round_up_div(p->tokens_q, tokens);
-    if (p->rows_q == ATTN_DENSE) {
-        return each;
-    }
-    bool list = p->rows_q == ATTN_SEGMENTS, apart = list && p->o.stride[0] != 0;
-    int64_t whole = (apart ? p->batch : 1) * (p->total_q / tokens) + (list ? segments : p->batch);
-    return list ? whole : smaller(each, whole);
-}
-
 /* Parts of the keys: as many as fill the processors where the tiles alone do not. */
 static int64_t splits_of(const attn_plan *plan, const tile_choice *c) {
     const attn_problem *p = &plan->problem;
-    int64_t tiles = query_blocks(p, p->segments_q, c->tile_q / c->pack) * (p->heads_q / c->pack) * c->parts;
+    int64_t tiles = attn__cuda_query_blocks(p, p->segments_q, c->tile_q / c->pack) * (p->heads_q / c->pack) * c->parts;
     int64_t places = (int64_t)plan->gpu->processors * blocks_of(plan->gpu, c), splits;
     if (plan->hints.splits > 0) {
         splits = smaller(plan->hints.splits, round_up_div(p->tokens_kv, c->tile_kv));
@@ -232,11 +221,12 @@ attn_status attn__mma_run_forward(attn__cuda_run *run) {
     const attn_problem *p = &plan->problem;
     const attn__gpu_choice *choice = &plan->gpu_choice;
     int64_t segments = run->args->n_segments_q, parts = p->dim_v > PART_V ? 2 : 1;
-    int64_t blocks = query_blocks(p, segments, choice->tile_q / choice->group);
+    int64_t blocks = attn__cuda_query_blocks(p, segments, choice->tile_q / choice->group);
     attn_status status =
         attn__cuda_launch(run, ROLE_FORWARD, blocks * (p->heads_q / choice->group) * parts * choice->splits);
     if (!status && choice->splits > 1) {
-        status = attn__cuda_launch(run, ROLE_COMBINE, query_blocks(p, segments, combine_tokens(p)) * p->heads_q);
+        status =
+            attn__cuda_launch(run, ROLE_COMBINE, attn__cuda_query_blocks(p, segments, combine_tokens(p)) * p->heads_q);
     }
     return status;
 }

@@ -97,3 +97,13 @@ int64_t attn__cuda_blocks(const attn_problem *p, const attn_args *args, bool que
     }
     return runs * ((longest + rows_a_block - 1) / rows_a_block);
 }
+
+int64_t attn__cuda_query_blocks(const attn_problem *p, int64_t segments, int64_t tokens) {
+    int64_t each = p->batch * ((p->tokens_q + tokens - 1) / tokens);
+    if (p->rows_q == ATTN_DENSE) {
+        return each;
+    }
+    bool list = p->rows_q == ATTN_SEGMENTS, apart = list && p->o.stride[0] != 0;
+    int64_t whole = (apart ? p->batch : 1) * (p->total_q / tokens) + (list ? segments : p->batch);
+    return list || whole < each ? whole : each;
+}
