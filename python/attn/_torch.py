@@ -44,15 +44,21 @@ def _once(found):
     return tuple(None if g is None else next(marked) for g in found)
 
 
+_SAVED = object()  # in a seed's place: it is the last of the saved tensors
+
+
 class _Prepared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, bias, sink, call, others, seed, wants_lse):
         o, lse = call.forward(q, k, v, others, seed, True)
-        if others is None:
+        if others is None and type(seed) is not Tensor:
             ctx.save_for_backward(q, k, v, o, lse)
+        elif type(seed) is not Tensor:
+            ctx.save_for_backward(q, k, v, o, lse, *others)
         else:
-            ctx.save_for_backward(q, k, v, o, lse, *others, seed if type(seed) is Tensor else None)
-        ctx.call, ctx.seed = call, None if type(seed) is Tensor else seed
+            ctx.save_for_backward(q, k, v, o, lse, *(others or ()), seed)
+            seed = _SAVED
+        ctx.call, ctx.seed = call, seed
         ctx.set_materialize_grads(False)
         return (o, lse) if wants_lse else o
 
@@ -62,8 +68,8 @@ class _Prepared(torch.autograd.Function):
             return (None,) * 9
         q, k, v, o, lse, *others = ctx.saved_tensors
         seed = ctx.seed
-        if others:
-            seed = others.pop() if seed is None else seed
+        if seed is _SAVED:
+            seed = others.pop()
         found = ctx.call.backward(dout, dlse, ctx.needs_input_grad[:5], q, k, v, o, lse, others or None, seed)
         if _grad_enabled():
             found = _once(found)
@@ -278,7 +284,9 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
     if given["dropout"] and seed is None:
         seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if seed is not None and not isinstance(seed, Tensor):
-        seed, offset = torch.tensor([seed, offset], dtype=torch.int64, device="cpu"), 0
+        words = [*(seed if isinstance(seed, (list, tuple)) else [seed]), offset][:2]
+        signed = [(word + 2**63) % 2**64 - 2**63 for word in words]
+        seed, offset = torch.tensor(signed, dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]
     return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], more["cu_seqlens_q"], more["cu_seqlens_kv"],
                        more["used_q"], more["used_kv"], seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"],
