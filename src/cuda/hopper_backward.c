@@ -16,7 +16,7 @@
 #include "cuda/mma_backward.h"
 #include "cuda/tensor_map.h"
 
-enum { TILE_KV = 128, THREADS = 384, Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2, WIDEST = 128, LISTED_BY = 8 };
+enum { TILE_KV = 128, THREADS = 384, Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2, LISTED_BY = 8 };
 /* Of shared memory, as in backward_memory.cuh. */
 enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128 };
 
@@ -31,12 +31,8 @@ static size_t shared_of(int width, int tile_q) {
                     K_STAGES * OUTPUT_RECORD + TILE_RECORD + 8 * barriers);
 }
 
-static bool dense(const attn_problem *p) {
-    return p->rows_q == ATTN_DENSE && p->rows_kv == ATTN_DENSE;
-}
-
 typedef struct mapped {
-    const char *name, *stride;
+    const char *name;
     const attn_layout *layout;
     const attn__tensor_ref *ref;
     attn__map *map;
@@ -45,48 +41,13 @@ typedef struct mapped {
 
 /* The four tensors that are read by boxes. ref, map: of a run, or of nothing. */
 static void list_maps(const attn_problem *p, const attn__params *params, attn__maps *maps, mapped list[4]) {
-    const mapped all[4] = {{"q", "q.stride", &p->q, &params->q, &maps->q, true, false},
-                           {"k", "k.stride", &p->k, &params->k, &maps->k, false, false},
-                           {"v", "v.stride", &p->v, &params->v, &maps->v, false, true},
-                           {"dout", "dout.stride", &p->dout, &params->dout, &maps->dout, true, true}};
+    const mapped all[4] = {{"q", &p->q, &params->q, &maps->q, true, false},
+                           {"k", &p->k, &params->k, &maps->k, false, false},
+                           {"v", &p->v, &params->v, &maps->v, false, true},
+                           {"dout", &p->dout, &params->dout, &maps->dout, true, true}};
     for (int n = 0; n < 4; n++) {
         list[n] = all[n];
     }
-}
-
-static attn_status refuse(const attn_plan *plan, attn_error *error) {
-    const attn_problem *p = &plan->problem;
-    attn__params params = {0};
-    attn__maps maps;
-    mapped list[4];
-    if (p->dim_qk > WIDEST || p->dim_v > WIDEST) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "dim_qk", "is %lld (dim_v %lld), must be at most %d backward",
-                          (long long)p->dim_qk, (long long)p->dim_v, WIDEST);
-    }
-    if (p->flags & ATTN_DETERMINISTIC) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "flags",
-                          "is ATTN_DETERMINISTIC, must not: dq is added up in no fixed order");
-    }
-    if (p->softcap > 0) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "softcap", "is %g, must be 0 backward", (double)p->softcap);
-    }
-    if (p->dout.dtype != p->q.dtype) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "dout.dtype", "is %s, must be q's",
-                          attn_dtype_name(p->dout.dtype));
-    }
-    if (dense(p) && (p->tokens_q == 0 || p->tokens_kv == 0)) {
-        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_q", "or tokens_kv is 0, must not: nothing to load");
-    }
-    list_maps(p, &params, &maps, list);
-    for (int n = 0; n < 4; n++) {
-        attn__map_shape shape = attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value, 1);
-        if (!attn__tensor_map_allows(list[n].layout, &shape)) {
-            return attn__fail(error, ATTN_ERR_UNSUPPORTED, list[n].stride,
-                              "does not suit bulk copies: dim must lie close, other strides be positive "
-                              "multiples of 8");
-        }
-    }
-    return ATTN_OK;
 }
 
 static void add_kernels(attn_plan *plan, const attn__mma_tiling *t) {
@@ -108,10 +69,6 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     attn__gpu_choice *choice = &plan->gpu_choice;
     const int width = width_of(p), tile_q = 8192 / width;
     attn__mma_tiling t = {{2, width, tile_q, TILE_KV, 8, 2, 2, width == 64 ? 8 : 4}, width, width, 0, 0, 1, true, true};
-    attn_status status = refuse(plan, error);
-    if (status) {
-        return status;
-    }
     attn__mma_shared(&t);
     t.parts = attn__mma_parts(plan, &t);
     const int64_t slots = attn__mma_slots(p, true, p->segments_q, tile_q);

@@ -35,7 +35,6 @@ static const variant variants[] = {
     {128, 128, false, 2, 128, 2, 2, 2, 1, true}, {192, 128, false, 2, 128, 1, 2, 2, 0, true},
     {256, 256, false, 2, 64, 1, 3, 2, 0, false},
 };
-enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 static int64_t round_up_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -51,15 +50,14 @@ static int width_of(int64_t dim_v) {
     return widths[n];
 }
 
+/* The last row takes all that the rules let through. */
 static const variant *choose_variant(const attn_problem *p) {
     bool longer = p->band.kind == 0 && p->tokens_q >= LONG_ROWS && p->tokens_kv >= LONG_ROWS;
-    for (int n = 0; n < VARIANTS; n++) {
-        const variant *v = &variants[n];
-        if (p->dim_qk <= v->dim_qk && p->dim_v <= v->dim_v && (longer || !v->longer)) {
-            return v;
-        }
+    const variant *v = variants;
+    while (p->dim_qk > v->dim_qk || p->dim_v > v->dim_v || (v->longer && !longer)) {
+        v++;
     }
-    return NULL;
+    return v;
 }
 
 static size_t shared_of(const variant *v, const attn_problem *p) {
@@ -74,43 +72,18 @@ static bool uneven(const attn_problem *p) {
            p->flags & (ATTN_USED_Q | ATTN_USED_KV);
 }
 
-static bool maps_allow(const attn_problem *p, attn_error *error) {
-    const struct {
-        const char *name;
-        const attn_layout *layout;
-        bool queries, value;
-    } tensors[] = {{"q.stride", &p->q, true, false},
-                   {"k.stride", &p->k, false, false},
-                   {"v.stride", &p->v, false, true},
-                   {"o.stride", &p->o, true, true}};
-    for (size_t n = 0; n < sizeof tensors / sizeof tensors[0]; n++) {
-        attn__map_shape shape = attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, 1);
-        if (!attn__tensor_map_allows(tensors[n].layout, &shape)) {
-            attn__fail(error, ATTN_ERR_UNSUPPORTED, tensors[n].name,
-                       "does not suit bulk copies: dim must lie close, other strides be positive multiples of 8");
-            return false;
-        }
-    }
-    return true;
-}
-
 /* Few tiles over many keys: `mma` splits the keys, which this does not. */
 static bool wants_splits(const attn_plan *plan, const variant *v) {
     const attn_problem *p = &plan->problem;
     int64_t tiles = attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
     bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv >= 1024;
-    return plan->hints.splits > 1 || (!plan->hints.implementation && (few || p->tokens_q < 32));
+    return !plan->hints.implementation && (plan->hints.splits > 1 || few || p->tokens_q < 32);
 }
 
 attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
     const attn_problem *p = &plan->problem;
     attn__gpu_choice *choice = &plan->gpu_choice;
     const variant *v = choose_variant(p);
-    if (!v || !maps_allow(p, error)) {
-        return v ? ATTN_ERR_UNSUPPORTED
-                 : attn__fail(error, ATTN_ERR_UNSUPPORTED, "dim_qk", "is %lld (dim_v %lld): no tile of it fits",
-                              (long long)p->dim_qk, (long long)p->dim_v);
-    }
     if (wants_splits(plan, v)) {
         return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_q",
                           "is %lld: so few rows are faster with the keys in parts, which it does not do",

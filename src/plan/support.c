@@ -6,11 +6,12 @@
 #include <string.h>
 
 #include "backend.h"
+#include "plan/boxes.h"
 
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
 /* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
-enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256, WIDEST_HOPPER = 256 };
+enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256, WIDEST_HOPPER = 256, WIDEST_HOPPER_BACKWARD = 128 };
 
 static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
@@ -27,17 +28,15 @@ WIDER(wide_v, dim_v, WIDEST)
 WIDER(wide_v_gpu, dim_v, WIDEST_GPU_V)
 
 /* Backward keeps more of a tile in registers. */
-static bool wide_backward(const attn_problem *problem, int64_t dim, char *value, size_t size) {
-    return wider(dim, WIDEST_MMA_BACKWARD, value, size) && problem->pass == ATTN_BACKWARD;
-}
-static bool wide_qk_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
-    (void)gpu;
-    return wide_backward(problem, problem->dim_qk, value, size);
-}
-static bool wide_v_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
-    (void)gpu;
-    return wide_backward(problem, problem->dim_v, value, size);
-}
+#define WIDER_BACKWARD(name, dim, widest)                                                                              \
+    static bool name(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {                    \
+        (void)gpu;                                                                                                     \
+        return wider(problem->dim, widest, value, size) && problem->pass == ATTN_BACKWARD;                             \
+    }
+WIDER_BACKWARD(wide_qk_backward, dim_qk, WIDEST_MMA_BACKWARD)
+WIDER_BACKWARD(wide_v_backward, dim_v, WIDEST_MMA_BACKWARD)
+WIDER_BACKWARD(wide_qk_hopper, dim_qk, WIDEST_HOPPER_BACKWARD)
+WIDER_BACKWARD(wide_v_hopper, dim_v, WIDEST_HOPPER_BACKWARD)
 
 static bool is_f64(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
@@ -70,6 +69,11 @@ static bool device_lengths(const attn_problem *problem, const attn__gpu *gpu, ch
 static bool device_seed(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
     return has_flag(problem, ATTN_DEVICE_SEED, "ATTN_DEVICE_SEED", value, size);
+}
+
+static bool deterministic(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    return has_flag(problem, ATTN_DETERMINISTIC, "ATTN_DETERMINISTIC", value, size);
 }
 
 static bool lacks_groups(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
@@ -109,6 +113,44 @@ static bool has_scale(const attn_problem *problem, const attn__gpu *gpu, char *v
     return !(problem->scale > 0);
 }
 
+static bool caps_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    snprintf(value, size, "%g", (double)problem->softcap);
+    return problem->softcap > 0 && problem->pass == ATTN_BACKWARD;
+}
+
+static bool other_gradient(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    (void)gpu;
+    snprintf(value, size, "%s", attn_dtype_name(problem->dout.dtype));
+    return problem->dout.dtype != problem->q.dtype && problem->pass == ATTN_BACKWARD;
+}
+
+static bool no_tokens_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
+    bool dense = problem->rows_q == ATTN_DENSE && problem->rows_kv == ATTN_DENSE;
+    (void)gpu;
+    snprintf(value, size, "%" PRId64 ", tokens_kv %" PRId64, problem->tokens_q, problem->tokens_kv);
+    return dense && (problem->tokens_q == 0 || problem->tokens_kv == 0) && problem->pass == ATTN_BACKWARD;
+}
+
+static bool no_boxes(const attn_problem *problem, const attn_layout *layout, bool queries, bool values, char *value,
+                     size_t size) {
+    attn__map_shape shape = attn__tensor_map_shape(problem, layout, queries, values, 1);
+    const int64_t *s = layout->stride;
+    snprintf(value, size, "%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64, s[0], s[1], s[2], s[3]);
+    return !attn__tensor_map_allows(layout, &shape);
+}
+
+#define NO_BOXES(name, tensor, queries, values, when)                                                                  \
+    static bool name(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {                    \
+        (void)gpu;                                                                                                     \
+        return (when) && no_boxes(problem, &problem->tensor, queries, values, value, size);                            \
+    }
+NO_BOXES(no_boxes_q, q, true, false, true)
+NO_BOXES(no_boxes_k, k, false, false, true)
+NO_BOXES(no_boxes_v, v, false, true, true)
+NO_BOXES(no_boxes_o, o, true, true, problem->pass == ATTN_FORWARD)
+NO_BOXES(no_boxes_dout, dout, true, true, problem->pass == ATTN_BACKWARD)
+
 #define GIVEN(name, given, text)                                                                                       \
     static bool name(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {                    \
         (void)gpu;                                                                                                     \
@@ -124,6 +166,7 @@ GIVEN(has_dropout, problem->dropout > 0, "above 0")
     { room, "flags", "without ATTN_DEVICE_LENGTHS", "lengths are read on the host", device_lengths }
 #define NO_DEVICE_SEED(room)                                                                                           \
     { room, "flags", "without ATTN_DEVICE_SEED", "the seed is read on the host", device_seed }
+#define BOXES "dim close, other strides positive multiples of 8"
 
 const attn__rule attn__rules[] = {
     {"cpu", "q.dtype", "f32, f16 or bf16", "fused kernels keep scores in float32; `reference` runs f64", is_f64},
@@ -148,6 +191,17 @@ const attn__rule attn__rules[] = {
     {"hopper", "mask", "none", "scores stay in registers as products leave them", has_mask},
     {"hopper", "alibi", "none", "scores stay in registers as products leave them", has_alibi},
     {"hopper", "dropout", "0", "scores stay in registers as products leave them", has_dropout},
+    {"hopper", "q.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_q},
+    {"hopper", "k.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_k},
+    {"hopper", "v.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_v},
+    {"hopper", "o.stride", BOXES " forward", "bulk copies take boxes of rows", no_boxes_o},
+    {"hopper", "dim_qk", "at most 128 backward", "the widest head whose sums fit a block's registers", wide_qk_hopper},
+    {"hopper", "dim_v", "at most 128 backward", "the widest head whose sums fit a block's registers", wide_v_hopper},
+    {"hopper", "flags", "without ATTN_DETERMINISTIC", "dq is added up in no fixed order", deterministic},
+    {"hopper", "softcap", "0 backward", "scores stay in registers as products leave them", caps_backward},
+    {"hopper", "dout.dtype", "q's", "warp-group products take 16-bit factors", other_gradient},
+    {"hopper", "dout.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_dout},
+    {"hopper", "tokens_q", "above 0 backward, as tokens_kv", "no box of no rows", no_tokens_backward},
     {"mma", "q.dtype", "f16, bf16, or f32 with ATTN_ALLOW_TF32", "tensor cores round factors; `ffma` runs f32 exactly",
      is_exact},
     {"mma", "q.dtype", "f16 before sm_80", "tensor cores take bf16 and tf32 from sm_80 on", is_too_new},

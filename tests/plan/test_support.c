@@ -101,11 +101,45 @@ static void test_rules_of_gpus(void **state) {
         {"ffma", "fwd:f32:b1:h1:s4:dqk8:dv577", 75, "dim_v", "is 577, must be at most 576"},
         {"ffma", "fwd:f64:b1:h1:s4:d8", 90, "q.dtype", "is f64, must be f32, f16 or bf16"},
         {"cuda_native", "bwd:f32:b1:h1:s4:d1000", 75, "", ""},
+        {"hopper", "fwd:bf16:b1:h1:s4:d256", 90, "", ""},
+        {"hopper", "fwd:f16:b1:h1:s4:dqk8:dv16:softcap=30:sink=f32:packed_q=7:packed_kv=9:causal", 90, "", ""},
+        {"hopper", "bwd:f16:b1:h1:s4:d128:segments_q=9,2:segments_kv=8,2:dq=f32:dk=f32:dv=f32", 90, "", ""},
+        {"hopper", "fwd:f32:b1:h1:s4:d64:tf32", 90, "q.dtype", "is f32, must be f16 or bf16"},
+        {"hopper", "fwd:f16:b1:h1:s4:d64:o=f32", 90, "o.dtype", "is f32, must be q's"},
+        {"hopper", "fwd:f16:b1:h1:s4:dqk20:dv8", 90, "dim_qk", "is 20, must be a multiple of 8, at most 256"},
+        {"hopper", "fwd:f16:b1:h1:s4:dqk8:dv264", 90, "dim_v", "is 264, must be a multiple of 8, at most 256"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:scale=0", 90, "scale", "is 0, must be above 0"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:bias=f32", 90, "bias", "is given, must be none"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:mask=u8", 90, "mask", "is given, must be none"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:alibi=f32", 90, "alibi", "is given, must be none"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:dropout=0.5", 90, "dropout", "is above 0, must be 0"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:q=[32,8,16,2]", 90, "q.stride",
+         "is 32,8,16,2, must be dim close, other strides positive multiples of 8"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:k=[9,9,9,1]", 90, "k.stride",
+         "is 9,9,9,1, must be dim close, other strides positive multiples of 8"},
+        {"hopper", "fwd:f16:b1:h1:s1:d8:k=[9,9,9,1]", 90, "", ""}, /* axes of one place */
+        {"hopper", "fwd:f16:b2:h1:s4:d8:v=[0,8,8,1]", 90, "v.stride",
+         "is 0,8,8,1, must be dim close, other strides positive multiples of 8"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8:o=[-32,8,-8,1]", 90, "o.stride",
+         "is -32,8,-8,1, must be dim close, other strides positive multiples of 8 forward"},
+        {"hopper", "bwd:f16:b1:h1:s4:d8:o=[9,9,9,1]:dout=[bhsd]", 90, "", ""},
+        {"hopper", "bwd:f16:b1:h1:s4:d8:dout=[9,9,9,1]", 90, "dout.stride",
+         "is 9,9,9,1, must be dim close, other strides positive multiples of 8"},
+        {"hopper", "bwd:f16:b1:h1:s4:dqk136:dv8", 90, "dim_qk", "is 136, must be at most 128 backward"},
+        {"hopper", "bwd:f16:b1:h1:s4:dqk8:dv136", 90, "dim_v", "is 136, must be at most 128 backward"},
+        {"hopper", "bwd:f16:b1:h1:s4:d8:deterministic", 90, "flags",
+         "is 0x11 with ATTN_DETERMINISTIC, must be without ATTN_DETERMINISTIC"},
+        {"hopper", "bwd:f16:b1:h1:s4:d8:softcap=2", 90, "softcap", "is 2, must be 0 backward"},
+        {"hopper", "bwd:f16:b1:h1:s4:d8:dout=f32", 90, "dout.dtype", "is f32, must be q's"},
+        {"hopper", "bwd:f16:b1:h1:sq4:skv0:d8", 90, "tokens_q",
+         "is 4, tokens_kv 0, must be above 0 backward, as tokens_kv"},
+        {"hopper", "fwd:f16:b1:h1:s4:d8", 80, "device",
+         "is sm_80, or its driver older than CUDA 12, must be sm_90 with a driver of CUDA 12"},
         {"cuda_native", "bwd:f64:b1:h1:s4:d8", 75, "q.dtype", "is f64, must be f32, f16 or bf16"},
     };
     for (size_t n = 0; n < sizeof rows / sizeof rows[0]; n++) {
         const attn__impl impl = {.name = "some", .backend = rows[n].backend};
-        const attn__gpu gpu = {.arch = rows[n].arch};
+        const attn__gpu gpu = {.arch = rows[n].arch, .wgmma_cycle = rows[n].arch == 90};
         char field[28], reason[128];
         attn_problem p, canonical;
         assert_int_equal(attn_problem_parse(&p, rows[n].text, NULL), ATTN_OK);
