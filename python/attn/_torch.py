@@ -20,6 +20,11 @@ _grad_enabled, _compiling = torch.is_grad_enabled, torch.compiler.is_compiling
 _modes, _transforms, _tracing = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
 
 
+def traced():
+    """Is someone watching operations instead of running them?"""
+    return _compiling() or bool(_modes() or _transforms() or _tracing())
+
+
 def _gradients(options, more, dout, q, k, v, bias, sink, o, lse, dlse, need):
     if dout is None:
         dout = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
@@ -255,7 +260,7 @@ def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seq
     differentiable = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, bias, sink))
     if out is not None and differentiable:
         raise invalid("out", "given", "be left out where gradients are wanted")
-    if _compiling() or any(type(t) not in _PLAIN for t in (q, k, v)) or _modes() or _transforms() or _tracing():
+    if any(type(t) not in _PLAIN for t in (q, k, v)) or traced():
         return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     more = {name: t.resolve_neg() if isinstance(t, Tensor) else t for name, t in more.items()}
