@@ -29,7 +29,7 @@ typedef struct tile_state {
 } tile_state;
 
 INLINE bool step_last(const worker &w) {
-    return (step_word(w, STEP_FLAGS) & STEP_LAST) != 0;
+    return (step_word(step_address(w), STEP_FLAGS) & STEP_LAST) != 0;
 }
 INLINE void release(const worker &w, uint32_t barrier) {
     if (w.lane == 0) {
@@ -69,7 +69,7 @@ INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], uint32_t (&ds16)[N
     named_arrive(4 + 2 * w.group + (int)w.parity, 256);
     w.parity ^= 1;
     state.late = state.slot;
-    state.slot = step_word(w, STEP_SLOT);
+    state.slot = step_word(step_address(w), STEP_SLOT);
 }
 
 INLINE int buffer_before(const worker &w) {
@@ -176,7 +176,8 @@ INLINE void compute_all(const attn__params &p, int warp) {
         pin(dv);
         pin(dk);
         more = next_tile(w, s);
-        store_tile(p, w, output, dk, dv);
+        const output_place place = {w.row, 0, w.lane};
+        store_tile(p, place, w.row == 0 && w.lane == 0, output, dk, dv);
     }
     products_wait<0>();
     pin(s);

@@ -21,6 +21,11 @@
 #pragma once
 #include "rows.cuh"
 
+/* Keys of a tile on the lists and in partial_o: fewer than a tile has where blocks of threads share it. */
+#ifndef LISTED_KV
+#define LISTED_KV TILE_KV
+#endif
+
 /* The side that a tile is made of, and the side whose blocks it meets. */
 #define TILE_X (PASS_KEYS ? TILE_KV : TILE_Q)
 #define TILE_Y (PASS_KEYS ? TILE_Q : TILE_KV)
@@ -91,7 +96,7 @@ INLINE int64_t query_slots(const attn__params &p) {
     return side_slots<ROWS_Q>(p.side_q, p.batch, p.q.stride[0] ? p.batch : 1, TILE_Q);
 }
 INLINE int64_t key_slots(const attn__params &p) {
-    return side_slots<ROWS_KV>(p.side_kv, p.batch, p.k.stride[0] ? p.batch : 1, TILE_KV);
+    return side_slots<ROWS_KV>(p.side_kv, p.batch, p.k.stride[0] ? p.batch : 1, LISTED_KV);
 }
 
 /* Where row r of a block stands in its stats. STATS_BY_LANE: within 16 rows the four that one lane of a product needs
@@ -132,7 +137,7 @@ INLINE row_scratch row_scratch_of(const attn__params &p) {
 /* A part's rows of dk (value 0) or dv (1) as a tensor of one tile. */
 INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot, int value, attn__tensor_ref *rows) {
     const int64_t tile = ((int64_t)part * p.heads_kv + head) * key_slots(p) + slot;
-    rows->data = p.partial_o + tile * (TILE_KV * (DIM_QK + DIM_V)) + (value ? TILE_KV * DIM_QK : 0);
+    rows->data = p.partial_o + tile * (LISTED_KV * (DIM_QK + DIM_V)) + (value ? LISTED_KV * DIM_QK : 0);
     rows->stride[0] = rows->stride[1] = 0;
     rows->stride[2] = value ? DIM_V : DIM_QK;
     rows->stride[3] = 1;

@@ -11,8 +11,7 @@
  * Constants: TILE_Q, TILE_KV (128), WIDTH (64 or 128; heads are filled up with zeros), Q_STAGES, DO_STAGES, K_STAGES.
  */
 #pragma once
-#include "gradient_walk.cuh"
-#include "hopper/tma.cuh"
+#include "hopper/backward_records.cuh"
 
 #define COMPUTING 8 /* warps */
 #define PANELS    (WIDTH / 64)
@@ -45,64 +44,6 @@ static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut int
 #define Q_EMPTY  (Q_FULL + 8 * Q_STAGES)
 #define DO_FULL  (Q_EMPTY + 8 * Q_STAGES)
 #define DO_EMPTY (DO_FULL + 8 * DO_STAGES)
-
-/* What the computing warps must know of a step, beside its q. Key r of the tile and query c of the step: visible where
- * r <= c + above and r >= c - below; global pairs (r < global_keys or c < global_queries) where r <= c + causal; keys
- * from `keys` on do not exist. */
-enum {
-    STEP_SLOT, /* of the queries, heads counted in: where its dq is added up */
-    STEP_FLAGS,
-    STEP_KEYS,
-    STEP_ABOVE,
-    STEP_BELOW,
-    STEP_GLOBAL_KEYS,
-    STEP_GLOBAL_QUERIES,
-    STEP_CAUSAL,
-    STEP_WORDS
-};
-typedef struct step_record {
-    int word[STEP_WORDS];
-} step_record;
-#define STEP_RECORD 32
-static_assert(sizeof(step_record) == STEP_RECORD, "the record of a step");
-#define STEP_LAST   1 /* flags: of the tile */
-#define STEP_MASKED 2 /* some pair is hidden */
-
-/* Where a tile's dk and dv go, beside its k: element offsets of its row 0. rows: those that exist, -1: no tile is left;
- * slot_rows: those of the slot, which get zeros. */
-typedef struct output_record {
-    int rows, slot_rows; /* rows is read first, alone */
-    int64_t dk, dv;
-    int number; /* for the list of tiles that must be taken again */
-    int part;
-} output_record;
-#define OUTPUT_RECORD 32
-static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's outputs");
-
-extern __shared__ __align__(1024) char attn__shared[];
-INLINE char *shared_memory() {
-    return attn__shared;
-}
-
-/* --- Shared memory by address --- */
-
-INLINE int load_int(uint32_t address) {
-    int x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
-    return x;
-}
-INLINE float4 load_floats(uint32_t address) {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address));
-    return x;
-}
-INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
-                 : "memory");
-}
 
 /* By one thread. */
 INLINE void barriers_make(uint32_t shared) {

@@ -2,10 +2,7 @@
  * The five matrix products of a step of backward on Hopper, as one computing warp group issues them; each is a group of
  * its own. S^T and dP^T have keys along the rows of the sums, so that P^T and dS^T, rounded to 16 bits, are the factor
  * in registers of dV += P^T dO and dK += dS^T Q. Only dS^T visits shared memory, for dQ = dS K, which sums over the
- * keys of both groups: each makes a square of 64 of it, other columns (WIDTH 128) or other queries (WIDTH 64).
- *
- * Operands are kept as the low word of their descriptor, and base and constant are added where they are used: the
- * compiler would otherwise keep every sum in a register of its own through the loop. */
+ * keys of both groups: each makes a square of 64 of it, other columns (WIDTH 128) or other queries (WIDTH 64). */
 #pragma once
 #include "hopper/backward_memory.cuh"
 #include "hopper/wgmma.cuh"
@@ -13,14 +10,6 @@
 #define NS (TILE_Q / 2) /* scores a thread: 64 keys x TILE_Q queries of a group */
 #define NO (WIDTH / 2)  /* sums of dk or of dv */
 #define NQ 32           /* dq of a group's square */
-
-INLINE uint32_t here(uint32_t x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-INLINE uint64_t operand(uint32_t low) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low;
-}
 
 /* A computing thread: its place, its operands, and where it stands in the rings. */
 typedef struct worker {
@@ -114,13 +103,4 @@ INLINE void issue_dq(const worker &w, float (&dq)[NQ], int buffer) {
 INLINE float *dq_place(const attn__params &p, const worker &w, int slot) {
     const int warp = WIDTH == 128 ? w.warp * 2 + w.group : w.group * 4 + w.warp;
     return p.dq_sum + (int64_t)slot * (TILE_Q * WIDTH) + warp * 1024 + w.lane * 4;
-}
-/* Pieces first ... last - 1 of a thread's part, 16 bytes each; a warp adds 512 bytes. */
-template <int first, int last> INLINE void add_dq(float *to, const float (&x)[NQ]) {
-    if constexpr (first < last) {
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0 + %5], {%1, %2, %3, %4};" ::"l"(to), "f"(x[4 * first]),
-                     "f"(x[4 * first + 1]), "f"(x[4 * first + 2]), "f"(x[4 * first + 3]), "n"(first * 512)
-                     : "memory");
-        add_dq<first + 1, last>(to, x);
-    }
 }

@@ -5,53 +5,12 @@
  * pairs get the score -inf; rows that see nothing or do not exist have lse +inf. What NaN and inf in hidden rows do is
  * seen in the results and mended there (backward_store.cuh). */
 #pragma once
+#include "hopper/backward_pieces.cuh"
 #include "hopper/backward_products.cuh"
 #include "softmax.cuh"
 
 INLINE uint32_t step_address(const worker &w) {
     return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
-}
-INLINE int step_word(const worker &w, int word) {
-    return load_int(step_address(w) + word * 4);
-}
-
-/* Columns of a row that the band shows: [low, high], and those from `causal` on where the pair is global. */
-typedef struct row_columns {
-    int low, high, causal;
-    bool global;
-} row_columns;
-INLINE row_columns columns_of(const worker &w, int row) {
-    const int first = (w.lane & 3) * 2;
-    row_columns columns = {-(1 << 30), 1 << 30, 1 << 30, false};
-    if (BAND) {
-        columns.low = row - step_word(w, STEP_ABOVE) - first;
-    }
-    if (BAND & WINDOW) {
-        columns.high = row + step_word(w, STEP_BELOW) - first;
-    }
-    if (BAND & GLOBALS) {
-        columns.causal = row - step_word(w, STEP_CAUSAL) - first;
-        columns.global = row < step_word(w, STEP_GLOBAL_KEYS);
-    }
-    if (row >= step_word(w, STEP_KEYS)) {
-        columns.low = columns.causal = 1 << 30;
-    }
-    return columns;
-}
-/* column: without the lane's own offset, a constant. globals: columns below it are global queries. */
-INLINE bool columns_show(const row_columns &columns, int column, int globals) {
-    return (column >= columns.low && (!(BAND & WINDOW) || column <= columns.high)) ||
-           ((BAND & GLOBALS) && (columns.global || column < globals) && column >= columns.causal);
-}
-INLINE void hide(const worker &w, float (&s)[NS]) {
-    const row_columns upper = columns_of(w, w.row), lower = columns_of(w, w.row + 8);
-    const int globals = BAND & GLOBALS ? step_word(w, STEP_GLOBAL_QUERIES) - (w.lane & 3) * 2 : 0;
-#pragma unroll
-    for (int n = 0; n < NS; n++) {
-        if (!columns_show(n & 2 ? lower : upper, n / 4 * 8 + (n & 1), globals)) {
-            s[n] = -INFINITY_F;
-        }
-    }
 }
 
 /* 16 queries of P^T, and a part of the additions of the last step's dQ, which hide behind the exponentials. */
@@ -76,8 +35,8 @@ INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float fac
 /* S^T to P^T in place. late: slot of the dQ that is added meanwhile. */
 template <bool with_dq>
 INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS], int late, const float (&dq)[NQ]) {
-    if (step_word(w, STEP_FLAGS) & STEP_MASKED) {
-        hide(w, s);
+    if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
+        hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
     float *sums = with_dq ? dq_place(p, w, late) : 0;
     probabilities_from<0, with_dq>(p, w.shared + AT_LSE + w.q_ring.stage * STATS + (w.lane & 3) * 16, p.scale * LOG2E,

@@ -3,7 +3,7 @@
  * never goes away: so a tile with a value that is not finite goes to the list of tiles, and backward_mma.cu makes it
  * once more, leaving hidden pairs out. Where outputs are added to, such a tile must not be stored before. */
 #pragma once
-#include "hopper/backward_products.cuh"
+#include "hopper/backward_records.cuh"
 
 /* Lanes 4 g ... 4 g + 3 hold, in x[j], columns 8 j + 2 t, + 1 of one row; then lane t holds columns 8 t ... 8 t + 7. */
 INLINE uint4 gather_row(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3, int t) {
@@ -18,27 +18,33 @@ INLINE uint4 gather_row(uint32_t x0, uint32_t x1, uint32_t x2, uint32_t x3, int 
     return make_uint4(x0, x1, x2, x3);
 }
 
-/* Whole 16 bytes of 16-bit elements; to: this thread's first row. */
-template <int dtype, int dim>
-INLINE void store_pieces(uint16_t *to, int64_t stride, int lane, int rows_left, int slot_left, float scale,
-                         const float (&sums)[NO]) {
-    const int t = lane & 3;
+/* A thread's sums: rows row and row + 8 of the tile, columns from `column` on as a product leaves them (wgmma.cuh). */
+typedef struct output_place {
+    int row, column, lane;
+} output_place;
+
+/* Whole 16 bytes of 16-bit elements; to: row 0 and column 0 of the tile. */
+template <int dtype, int dim, int count>
+INLINE void store_pieces(const output_place &at, uint16_t *to, int64_t stride, int rows, int slot_rows, float scale,
+                         const float (&sums)[count]) {
+    const int t = at.lane & 3, rows_left = rows - at.row, slot_left = slot_rows - at.row;
+    to += at.row * stride + at.column;
 #pragma unroll
-    for (int j = 0; j < NO / 4; j += 4) {
+    for (int j = 0; j < count / 4; j += 4) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float factor = scale;
             uint32_t x[4];
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const int at = 4 * (j + n) + 2 * half;
-                x[n] = narrow_pair<dtype>(sums[at] * factor, sums[at + 1] * factor);
+                const int i = 4 * (j + n) + 2 * half;
+                x[n] = narrow_pair<dtype>(sums[i] * factor, sums[i + 1] * factor);
             }
             uint4 piece = gather_row(x[0], x[1], x[2], x[3], t);
             if (half * 8 >= rows_left) {
                 piece = make_uint4(0, 0, 0, 0);
             }
-            if (half * 8 < slot_left && j * 8 + t * 8 < dim) {
+            if (half * 8 < slot_left && at.column + j * 8 + t * 8 < dim) {
                 *(uint4 *)(to + half * 8 * stride + j * 8 + t * 8) = piece;
             }
         }
@@ -46,53 +52,54 @@ INLINE void store_pieces(uint16_t *to, int64_t stride, int lane, int rows_left, 
 }
 
 /* Any type, any strides, and added to what is there. */
-template <int dtype, int dim>
-INLINE void store_elements(element_t<dtype> *to, const attn__tensor_ref &t, bool accumulate, int lane, int rows_left,
-                           int slot_left, float scale, const float (&sums)[NO]) {
+template <int dtype, int dim, int count>
+INLINE void store_elements(const output_place &at, element_t<dtype> *to, const attn__tensor_ref &t, bool accumulate,
+                           int rows, int slot_rows, float scale, const float (&sums)[count]) {
+    const int rows_left = rows - at.row, slot_left = slot_rows - at.row;
+    to += at.row * t.stride[2];
 #pragma unroll
-    for (int n = 0; n < NO; n++) {
-        const int half = n >> 1 & 1, column = n / 4 * 8 + (lane & 3) * 2 + (n & 1);
+    for (int n = 0; n < count; n++) {
+        const int half = n >> 1 & 1, column = at.column + n / 4 * 8 + (at.lane & 3) * 2 + (n & 1);
         if (half * 8 < (accumulate ? rows_left : slot_left) && column < dim) {
-            element_t<dtype> *at = to + half * 8 * t.stride[2] + column * t.stride[3];
+            element_t<dtype> *one = to + half * 8 * t.stride[2] + column * t.stride[3];
             const float x = half * 8 < rows_left ? sums[n] * scale : 0.0f;
-            *at = narrow<dtype>(x + (accumulate ? widen<dtype>(*at) : 0.0f));
+            *one = narrow<dtype>(x + (accumulate ? widen<dtype>(*one) : 0.0f));
         }
     }
 }
 
-template <int dtype, int dim>
-INLINE void store_sums(const attn__params &p, const worker &w, const attn__tensor_ref &t, unsigned aligned, int64_t at,
-                       int rows, int slot_rows, float scale, const float (&sums)[NO]) {
+template <int dtype, int dim, int count>
+INLINE void store_sums(const attn__params &p, const output_place &at, const attn__tensor_ref &t, unsigned aligned,
+                       int64_t offset, int rows, int slot_rows, float scale, const float (&sums)[count]) {
     if (!t.data) {
         return;
     }
-    element_t<dtype> *to = (element_t<dtype> *)t.data + at + w.row * t.stride[2];
+    element_t<dtype> *to = (element_t<dtype> *)t.data + offset;
     if constexpr (dtype != F32) {
         if ((p.aligned & aligned) && !p.accumulate) {
-            store_pieces<dtype, dim>(to, t.stride[2], w.lane, rows - w.row, slot_rows - w.row, scale, sums);
+            store_pieces<dtype, dim>(at, to, t.stride[2], rows, slot_rows, scale, sums);
             return;
         }
     }
-    store_elements<dtype, dim>(to, t, p.accumulate, w.lane, rows - w.row, slot_rows - w.row, scale, sums);
+    store_elements<dtype, dim>(at, to, t, p.accumulate, rows, slot_rows, scale, sums);
 }
 
 /* A part of a group's query heads (SPLIT): float32, not scaled, in a tensor of its own. */
-INLINE void store_part(const attn__params &p, const worker &w, const output_record &output, const float (&dk)[NO],
-                       const float (&dv)[NO]) {
+template <int count>
+INLINE void store_part(const attn__params &p, const output_place &at, const output_record &output,
+                       const float (&dk)[count], const float (&dv)[count]) {
     const int slots = (int)key_slots(p), place = output.number / slots;
     attn__tensor_ref part;
     key_part_of(p, output.part, place % p.heads_kv, output.number % slots, 0, &part);
-    store_elements<F32, DIM_QK>((float *)part.data + w.row * part.stride[2], part, false, w.lane, output.rows - w.row,
-                                output.rows - w.row, 1.0f, dk);
+    store_elements<F32, DIM_QK>(at, (float *)part.data, part, false, output.rows, output.rows, 1.0f, dk);
     key_part_of(p, output.part, place % p.heads_kv, output.number % slots, 1, &part);
-    store_elements<F32, DIM_V>((float *)part.data + w.row * part.stride[2], part, false, w.lane, output.rows - w.row,
-                               output.rows - w.row, 1.0f, dv);
+    store_elements<F32, DIM_V>(at, (float *)part.data, part, false, output.rows, output.rows, 1.0f, dv);
 }
 
-INLINE bool all_finite(const float (&dk)[NO], const float (&dv)[NO]) {
+template <int count> INLINE bool all_finite(const float (&dk)[count], const float (&dv)[count]) {
     float zero = 0.0f;
 #pragma unroll
-    for (int n = 0; n < NO; n++) {
+    for (int n = 0; n < count; n++) {
         zero = fmaf(dk[n], 0.0f, zero);
         zero = fmaf(dv[n], 0.0f, zero);
     }
@@ -109,21 +116,23 @@ INLINE bool any_of_both(bool x) {
     return any != 0;
 }
 
-INLINE void store_tile(const attn__params &p, const worker &w, const output_record &output, const float (&dk)[NO],
-                       const float (&dv)[NO]) {
+/* first: this thread is the first that computes. */
+template <int count>
+INLINE void store_tile(const attn__params &p, const output_place &at, bool first, const output_record &output,
+                       const float (&dk)[count], const float (&dv)[count]) {
     bool wild = !all_finite(dk, dv);
     wild = p.accumulate ? any_of_both(wild) : __any_sync(0xffffffffu, wild);
     if (wild) {
-        if (w.lane == 0 && (!p.accumulate || w.row == 0)) {
+        if (p.accumulate ? first : at.lane == 0) {
             list_add(row_scratch_of(p).keys, output.number);
         }
         return;
     }
     if constexpr (SPLIT) {
-        store_part(p, w, output, dk, dv);
+        store_part(p, at, output, dk, dv);
     } else {
-        store_sums<DV_DTYPE, DIM_V>(p, w, p.dv, ATTN__ALIGNED_DV, output.dv, output.rows, output.slot_rows, 1.0f, dv);
-        store_sums<DK_DTYPE, DIM_QK>(p, w, p.dk, ATTN__ALIGNED_DK, output.dk, output.rows, output.slot_rows, p.scale,
+        store_sums<DV_DTYPE, DIM_V>(p, at, p.dv, ATTN__ALIGNED_DV, output.dv, output.rows, output.slot_rows, 1.0f, dv);
+        store_sums<DK_DTYPE, DIM_QK>(p, at, p.dk, ATTN__ALIGNED_DK, output.dk, output.rows, output.slot_rows, p.scale,
                                      dk);
     }
 }

@@ -58,6 +58,16 @@ INLINE uint64_t operand_columns(uint32_t address, uint32_t panel) {
            (uint64_t)1 << 62;
 }
 
+/* An operand as the low word of its descriptor: base and constant are added where it is used (here), since the compiler
+ * would otherwise keep every sum in a register of its own through a loop. */
+INLINE uint32_t here(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+INLINE uint64_t operand(uint32_t low) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | low;
+}
+
 /* --- Products. add: 0 overwrites the sums. transpose_a, transpose_b: operand_columns. --- */
 
 #if DTYPE == F16
