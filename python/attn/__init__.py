@@ -27,10 +27,10 @@ def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", wi
     """o, or (o, lse) with return_lse. docs/python.md describes each argument.
 
     Differentiable in q, k, v, bias and sink, and through o and lse, with PyTorch."""
-    if _quick is not None and out is None and not dropout:
+    if _quick is not None:
         found = _quick(q, k, v, (layout, causal, corner, window, global_tokens, scale, softcap, dropout, deterministic, tf32,
-                                 implementation, tile_q, tile_kv, splits, stages, tensor_cores), out_dtype, return_lse, bias, mask,
-                       alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, max_seqlen_q, max_seqlen_kv)
+                                 implementation, tile_q, tile_kv, splits, stages, tensor_cores), out, out_dtype, return_lse, bias, mask,
+                       alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, max_seqlen_q, max_seqlen_kv, seed, offset)
         if found is not None:
             return found
     given = dict(layout=layout, causal=causal, corner=corner, window=window, global_tokens=global_tokens, scale=scale, softcap=softcap,

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls on PyTorch tensors, prepared once and then run for the cost of their launch.
 
-A key holds all that a plan depends on: options, and of each tensor shape, strides, type and device. What is kept under
-it is a `Forward`: the plan, patterns of the outputs, argument blocks. A later call with that key makes its outputs,
-writes addresses into a block and calls the library. Each `Forward` keeps the `Backward`s that were wanted of it, by
-strides of the arriving gradients and by what needs one.
+A key holds all that a plan depends on: options, longest sequences, and of each tensor shape, strides, type and device.
+What is kept under it is a `Forward`: the plan, patterns of the outputs, argument blocks. A later call with that key makes
+its outputs, writes addresses into a block and calls the library. Each `Forward` keeps the `Backward`s that were wanted of
+it, by strides of the arriving gradients and by what needs one; by all strides where saved tensors may have come back in
+others than they went.
 
 Invariants
 - A key is kept only with options in plain types (_problem.options), so that equal keys mean equal plans.
 - An argument block serves one running call: it is taken from a list and given back, which threads may do together.
   Fields that a key does not use are 0 in the blocks of its call, always.
-- Lengths are device memory here, contiguous int32. Lengths on the host are data that a plan depends on: _run's."""
+- Lengths are contiguous int32 here, on the device or the host, where the library reads them before it returns."""
 import ctypes
+import operator
 import struct
 import threading
 
@@ -23,7 +25,6 @@ from ._errors import raise_status
 from ._tensors import view
 
 OTHERS = ("bias", "mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")
-_LENGTHS = OTHERS[4:]
 _KEPT = 1024
 _SMALL = 1 << 16  # bytes of workspace that an argument block on the CPU keeps
 
@@ -77,6 +78,10 @@ class _Call:
         if self.workspace and not self.kept:
             self.space = pattern((self.workspace + (64 if on_cpu else 0),), torch.uint8, self.device)
 
+    def loose(self, q, k, others):
+        """May rows belong to no sequence? Unknown where the lengths lie on the device."""
+        return self.stray and (self.counted or others[4].tolist()[-1:] != [q.shape[0]] or others[5].tolist()[-1:] != [k.shape[0]])
+
     def run(self, q, k, v, o, lse, others, seed, gradients):
         """others: tensors in the order of OTHERS, or None; seed: (seed, offset), a tensor of two on the device, or None."""
         try:
@@ -117,18 +122,18 @@ class _Call:
 class Forward(_Call):
     __slots__ = ("options", "more", "like_o", "type_o", "like_lse", "gradients")
 
-    def __init__(self, q, k, v, others, seed, options, out_dtype, more):
+    def __init__(self, q, k, v, others, seed, out, options, out_dtype, more):
         given = _given(options, q, k, v, others, seed, more)
         self.options, self.more, self.gradients = options, more, {}
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        dtype = out_dtype or q.dtype
+        dtype = out_dtype or q.dtype if out is None else out.dtype
         shape = given.o_shape()
         self.like_o = None if shape == tuple(q.shape) else pattern(shape, dtype, q.device)
         self.type_o = None if dtype == q.dtype else dtype
         self.like_lse = pattern(given.s.lse_shape(), wide, q.device)
-        o, lse = self._new_o(q, _empty_like), _empty_like(self.like_lse)
+        o, lse = self._new_o(q, _empty_like) if out is None else out, _empty_like(self.like_lse)
         kinds = (str(q.dtype)[6:], str(wide)[6:])
-        vo = _run.checked(given, o, "out_dtype", shape, kinds)
+        vo = _run.checked(given, o, "out_dtype" if out is None else "out", shape, kinds)
         super().__init__(_forward, _run.forward_plan(given, vo, view(lse, "lse")), given)
 
     def _new_o(self, q, new):
@@ -136,18 +141,23 @@ class Forward(_Call):
             return new(self.like_o)
         return new(q) if self.type_o is None else new(q, dtype=self.type_o)
 
-    def forward(self, q, k, v, others, seed, wants_lse):
-        if self.stray:
-            o = self._new_o(q, _zeros_like)
+    def forward(self, q, k, v, others, seed, out, wants_lse):
+        if self.stray and self.loose(q, k, others):
+            o = self._new_o(q, _zeros_like) if out is None else out.zero_()
             lse = _empty_like(self.like_lse).fill_(-float("inf"))
         else:
-            o = _empty_like(q) if self.like_o is None and self.type_o is None else self._new_o(q, _empty_like)
+            if out is None:
+                o = _empty_like(q) if self.like_o is None and self.type_o is None else self._new_o(q, _empty_like)
+            else:
+                o = out
             lse = _empty_like(self.like_lse) if wants_lse else None
         self.run(q, k, v, o, lse, others, seed, None)
+        if out is not None and not out.is_inference():
+            torch.autograd.graph.increment_version(out)
         return o, lse
 
-    def backward(self, dout, dlse, need, q, k, v, o, lse, others, seed):
-        """dq, dk, dv, dbias, dsink, None where need says so."""
+    def backward(self, dout, dlse, need, q, k, v, o, lse, others, seed, moved=False):
+        """dq, dk, dv, dbias, dsink, None where need says so. moved: tensors of forward may have other strides now."""
         if dout is None:
             dout = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
         elif dout.is_neg():
@@ -155,6 +165,8 @@ class Forward(_Call):
         if dlse is not None:
             dlse = dlse.to(lse.dtype).resolve_neg()
         key = (need, dout.stride(), None if dlse is None else dlse.stride())
+        if moved:
+            key = (key, *[None if t is None else t.stride() for t in (q, k, v, o, lse, *(others or ()))])
         call = self.gradients.get(key)
         if call is None:
             call = Backward(self, need, dout, dlse, q, k, v, o, lse, others, seed)
@@ -173,18 +185,18 @@ class Backward(_Call):
         ins = {"dout": view(dout, "dout"), "lse": view(lse, "lse"), "o": view(o, "o")}
         if dlse is not None:
             ins["dlse"] = view(dlse, "dlse")
-        made = self._new(q, k, v, others)
+        made = self._new(q, k, v, others, _empty_like)
         found = {name: view(t, name) for name, t in zip(("dq", "dk", "dv", "dbias", "dsink"), made) if t is not None}
         super().__init__(_backward, _run.backward_plan(given, ins, found), given)
 
-    def _new(self, q, k, v, others):
-        new, need = _zeros_like if self.stray else _empty_like, self.need
+    def _new(self, q, k, v, others, new):
+        need = self.need
         return (new(q) if need[0] else None, new(k) if need[1] else None, new(v) if need[2] else None,
                 _empty_like(others[0], dtype=self.wide) if need[3] else None,
                 _empty_like(others[3], dtype=self.wide) if need[4] else None)
 
     def backward(self, dout, dlse, q, k, v, o, lse, others, seed):
-        made = self._new(q, k, v, others)
+        made = self._new(q, k, v, others, _zeros_like if self.stray and self.loose(q, k, others) else _empty_like)
         self.run(q, k, v, o, lse, others, seed, (dout, dlse, None, *made))
         if made[3] is not None and self.wide != others[0].dtype:
             made = (*made[:3], made[3].to(others[0].dtype), made[4])
@@ -197,22 +209,33 @@ def _given(options, q, k, v, others, seed, more):
     return _run.Given(options, q, k, v, **named, **words, **more)
 
 
-def fits(q, others):
-    """Can a call be prepared: lengths, if any, as the device reads them?"""
-    for t in (others or ())[4:]:
-        if t is not None and (not t.is_cuda or t.dtype != torch.int32 or t.dim() != 1 or not t.is_contiguous()):
-            return False
-    return True
+def _longest(cu, rows):
+    ends = cu.tolist()
+    return min(max(0, *map(operator.sub, ends[1:], ends)), rows) if len(ends) > 1 else rows
 
 
-def key_of(q, k, v, others, seed, options, out_dtype, max_seqlen_q, max_seqlen_kv):
-    """options: the first sixteen. The second form is for calls with nothing but q, k and v."""
+def bounds(q, k, others, max_seqlen_q, max_seqlen_kv):
+    """The longest sequences, which a plan depends on: those given, else read off lengths on the host."""
+    cu_q, cu_kv = others[4:6]
+    if max_seqlen_q is None and cu_q is not None and not cu_q.is_cuda:
+        max_seqlen_q = _longest(cu_q, q.shape[0])
+    if max_seqlen_kv is None and cu_kv is not None and not cu_kv.is_cuda:
+        max_seqlen_kv = _longest(cu_kv, k.shape[0])
+    return max_seqlen_q, max_seqlen_kv
+
+
+def _told(t):
+    return None if t is None else (t.shape, t.stride(), t.dtype, t.device)
+
+
+def key_of(q, k, v, others, seeded, out, options, out_dtype, max_seqlen_q, max_seqlen_kv):
+    """options: the first sixteen; seeded: whether the seed is read on the device, None without dropout. The second form
+    is for calls with nothing but q, k and v."""
     key = (options, out_dtype, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
            k.device, v.device)
-    if others is None and seed is None:
+    if others is None and seeded is None and out is None:
         return key
-    told = tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in others or ()])
-    return (key, told, None if seed is None else type(seed), max_seqlen_q, max_seqlen_kv)
+    return (key, tuple([_told(t) for t in others or ()]), seeded, _told(out), max_seqlen_q, max_seqlen_kv)
 
 
 def find(key):
@@ -220,13 +243,15 @@ def find(key):
     return _calls.get(key)
 
 
-def prepare(q, k, v, others, seed, o, out_dtype, max_seqlen_q, max_seqlen_kv):
+def prepare(q, k, v, others, seed, out, o, out_dtype, max_seqlen_q, max_seqlen_kv):
     """The call, prepared now if it is not kept: with o, options of _problem.options."""
-    bounds = [None if n is None else int(n) for n in (max_seqlen_q, max_seqlen_kv)]
-    key = key_of(q, k, v, others, seed, tuple(o)[:16], out_dtype, *bounds)
+    ends = [None if n is None else int(n) for n in (max_seqlen_q, max_seqlen_kv)]
+    ends = ends if others is None else bounds(q, k, others, *ends)
+    seeded = None if seed is None else type(seed) is not tuple
+    key = key_of(q, k, v, others, seeded, out, tuple(o)[:16], out_dtype, *ends)
     call = _calls.get(key)
     if call is None:
-        call = Forward(q, k, v, others, seed, o, out_dtype, {"max_seqlen_q": bounds[0], "max_seqlen_kv": bounds[1]})
+        call = Forward(q, k, v, others, seed, out, o, out_dtype, {"max_seqlen_q": ends[0], "max_seqlen_kv": ends[1]})
         with _lock:
             while len(_calls) >= _KEPT:
                 del _calls[next(iter(_calls))]

@@ -7,11 +7,12 @@ attn::forward and attn::backward stand for them. Work is queued in the current s
 is the caching allocator's, and nothing waits for the device."""
 from typing import Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _cuda, _prepared, _problem, _run
+from . import _cuda, _prepared, _problem, _tensors
 from ._errors import invalid
 
 check_device = _cuda.check_device
@@ -25,19 +26,6 @@ def traced():
     return _compiling() or bool(_modes() or _transforms() or _tracing())
 
 
-def _gradients(options, more, dout, q, k, v, bias, sink, o, lse, dlse, need):
-    if dout is None:
-        dout = torch.zeros((), dtype=o.dtype, device=o.device).expand(o.shape)
-    dout = dout.resolve_neg()
-    if dlse is not None:
-        dlse = dlse.to(lse.dtype).resolve_neg()
-    need = [name for name, wanted in zip(("dq", "dk", "dv", "dbias", "dsink"), need) if wanted]
-    found = _run.backward(dout, q, k, v, o, lse, options=options, dlse=dlse, bias=bias, sink=sink, need=need, **more)
-    if bias is not None and "dbias" in found:
-        found["dbias"] = found["dbias"].to(bias.dtype)
-    return [found.get(name) for name in ("dq", "dk", "dv", "dbias", "dsink")]
-
-
 def _once(found):
     """Gradients of which no further ones exist: asking for those is an error, not zero."""
     if not _grad_enabled():
@@ -49,100 +37,82 @@ def _once(found):
     return tuple(None if g is None else next(marked) for g in found)
 
 
-_SAVED = object()  # in a seed's place: it is the last of the saved tensors
+_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)
 
 
 class _Prepared(torch.autograd.Function):
+    """Of a prepared call: (call, others, seed, wants_lse) travel as one argument, since each costs both passes time."""
+
     @staticmethod
-    def forward(ctx, q, k, v, bias, sink, call, others, seed, wants_lse):
-        o, lse = call.forward(q, k, v, others, seed, True)
+    def forward(ctx, q, k, v, bias, sink, what):
+        call, others, seed, wants_lse = what
+        o, lse = call.forward(q, k, v, others, seed, None, True)
         if others is None and type(seed) is not Tensor:
             ctx.save_for_backward(q, k, v, o, lse)
-        elif type(seed) is not Tensor:
-            ctx.save_for_backward(q, k, v, o, lse, *others)
         else:
-            ctx.save_for_backward(q, k, v, o, lse, *(others or ()), seed)
-            seed = _SAVED
-        ctx.call, ctx.seed = call, seed
+            ctx.save_for_backward(q, k, v, o, lse, *(others or ()), seed if type(seed) is Tensor else None)
+        ctx.call, ctx.seed, ctx.moved = call, None if type(seed) is Tensor else seed, _hooks(False) is not None
         ctx.set_materialize_grads(False)
         return (o, lse) if wants_lse else o
 
     @staticmethod
     def backward(ctx, dout, dlse=None):
         if dout is None and dlse is None:
-            return (None,) * 9
+            return (None,) * 6
         q, k, v, o, lse, *others = ctx.saved_tensors
         seed = ctx.seed
-        if seed is _SAVED:
-            seed = others.pop()
-        found = ctx.call.backward(dout, dlse, ctx.needs_input_grad[:5], q, k, v, o, lse, others or None, seed)
+        if others:
+            last = others.pop()
+            seed = last if seed is None else seed
+        found = ctx.call.backward(dout, dlse, ctx.needs_input_grad[:5], q, k, v, o, lse, others or None, seed, ctx.moved)
         if _grad_enabled():
             found = _once(found)
-        return (*found, None, None, None, None)
-
-
-class _General(torch.autograd.Function):
-    """Calls whose plan depends on lengths that lie on the host."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, sink, options, out_dtype, more):
-        o, lse = _run.forward(q, k, v, options=options, out_dtype=out_dtype, bias=bias, sink=sink, **more)
-        ctx.tensors = [name for name, t in more.items() if isinstance(t, Tensor)]
-        ctx.save_for_backward(q, k, v, bias, sink, o, lse, *[more[name] for name in ctx.tensors])
-        ctx.options, ctx.more = options, {name: t for name, t in more.items() if name not in ctx.tensors}
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx, dout, dlse):
-        if dout is None and dlse is None:
-            return (None,) * 8
-        q, k, v, bias, sink, o, lse, *tensors = ctx.saved_tensors
-        more = {**ctx.more, **dict(zip(ctx.tensors, tensors))}
-        with torch.no_grad():
-            found = _gradients(ctx.options, more, dout, q, k, v, bias, sink, o, lse, dlse, ctx.needs_input_grad[:5])
-        return (*_once(found), None, None, None)
-
-
-def quick(q, k, v, options, out_dtype, return_lse, bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv,
-          max_seqlen_q, max_seqlen_kv):
-    """The result of a call that was prepared before; None for `attention` to take it. options: see key_of. Nothing here
-    checks arguments: what has a key as prepared was checked then. No dropout."""
-    if _compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
-        return None
-    if _modes() or _transforms() or _tracing() or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg():
-        return None
-    graded = _grad_enabled()
-    need = graded and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if (bias is None and sink is None and mask is None and alibi is None and cu_seqlens_q is None and cu_seqlens_kv is None
-            and used_q is None and used_kv is None):
-        others = None
-    else:
-        others = (bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv)
-        for t in others:
-            if t is not None and (type(t) not in _PLAIN or t.is_neg()):
-                return None
-        if graded:
-            if (mask is not None and mask.requires_grad) or (alibi is not None and alibi.requires_grad):
-                return None
-            need = need or (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
-    try:
-        call = _prepared.find(_prepared.key_of(q, k, v, others, None, options, out_dtype, max_seqlen_q, max_seqlen_kv))
-    except TypeError:
-        return None
-    if call is None:
-        return None
-    if need:
-        return _apply(q, k, v, bias, sink, call, others, None, return_lse)
-    o, lse = call.forward(q, k, v, others, None, return_lse)
-    return (o, lse) if return_lse else o
+        return (*found, None)
 
 
 # Function.apply without its look at functorch, which quick and attention have taken.
 _apply = super(torch.autograd.Function, _Prepared).apply
 
 
-_TENSORS = ("mask", "alibi", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "seed")
+def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv,
+          max_seqlen_q, max_seqlen_kv, seed, offset):
+    """The result of a call that was prepared before; None for `attention` to take it. options: see key_of. Nothing here
+    checks arguments but the seed: what has a key as prepared was checked then."""
+    if _compiling() or type(q) is not Tensor or type(k) is not Tensor or type(v) is not Tensor:
+        return None
+    if _modes() or _transforms() or _tracing() or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg():
+        return None
+    graded = _grad_enabled()
+    need = graded and (q.requires_grad or k.requires_grad or v.requires_grad)
+    seeded = None
+    try:
+        if (bias is None and sink is None and mask is None and alibi is None and cu_seqlens_q is None and cu_seqlens_kv is None
+                and used_q is None and used_kv is None):
+            others = None
+        else:
+            others = (bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv)
+            for t in others:
+                if t is not None and (type(t) not in _PLAIN or t.is_neg()):
+                    return None
+            if graded:
+                if (mask is not None and mask.requires_grad) or (alibi is not None and alibi.requires_grad):
+                    return None
+                need = need or (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
+            max_seqlen_q, max_seqlen_kv = _prepared.bounds(q, k, others, max_seqlen_q, max_seqlen_kv)
+        if out is not None and (need or type(out) is not Tensor or out.is_neg()):
+            return None
+        if options[7]:
+            seeded = q.is_cuda if seed is None else isinstance(seed, Tensor) and seed.is_cuda
+        call = _prepared.find(_prepared.key_of(q, k, v, others, seeded, out, options, out_dtype, max_seqlen_q, max_seqlen_kv))
+    except TypeError:
+        return None
+    if call is None:
+        return None
+    seed = None if seeded is None else _seed(seed, offset, q)
+    if need:
+        return _apply(q, k, v, bias, sink, (call, others, seed, return_lse))
+    o, lse = call.forward(q, k, v, others, seed, out, return_lse)
+    return (o, lse) if return_lse else o
 
 
 def _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32, implementation,
@@ -151,6 +121,23 @@ def _op_options(layout, causal, corner, left, right, global_tokens, scale, softc
                             scale=scale, softcap=softcap, dropout=dropout, deterministic=deterministic, tf32=tf32,
                             implementation=implementation, tile_q=tile_q, tile_kv=tile_kv, splits=splits, stages=stages,
                             tensor_cores=tensor_cores)
+
+
+def _adopted(*others):
+    """Tensors of what is given in the order of _prepared.OTHERS, lengths as the library reads them; None for none."""
+    if all(t is None for t in others):
+        return None
+    found = []
+    for name, t in zip(_prepared.OTHERS, others):
+        if t is not None:
+            t = _tensors.lengths(t, name) if name in _prepared.OTHERS[4:] else _tensors.adopt(t, name)
+            t = t.resolve_neg() if isinstance(t, Tensor) else torch.from_numpy(np.array(t))
+        found.append(t)
+    return tuple(found)
+
+
+def _op_seed(options, seed, offset, q):
+    return _seed(seed, offset, q) if options.dropout else None
 
 
 @torch.library.custom_op("attn::forward", mutates_args=())
@@ -163,9 +150,9 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: O
                 tensor_cores: Optional[bool]) -> Tuple[Tensor, Tensor]:
     options = _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32,
                           implementation, tile_q, tile_kv, splits, stages, tensor_cores)
-    return _run.forward(q, k, v, options=options, out_dtype=out_dtype, bias=bias, sink=sink, mask=mask, alibi=alibi,
-                        cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv, seed=seed,
-                        offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv)
+    others, seed = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv), _op_seed(options, seed, offset, q)
+    call = _prepared.prepare(q, k, v, others, seed, None, options, out_dtype, max_seqlen_q, max_seqlen_kv)
+    return call.forward(q, k, v, others, seed, None, True)
 
 
 @_forward_op.register_fake
@@ -190,9 +177,9 @@ def _backward_op(dout: Tensor, dlse: Optional[Tensor], o: Tensor, lse: Tensor, n
                  splits: int, stages: int, tensor_cores: Optional[bool]) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32,
                           implementation, tile_q, tile_kv, splits, stages, tensor_cores)
-    more = dict(mask=mask, alibi=alibi, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv,
-                seed=seed, offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv)
-    found = _gradients(options, more, dout, q, k, v, bias, sink, o, lse, dlse, need)
+    others, seed = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv), _op_seed(options, seed, offset, q)
+    call = _prepared.prepare(q, k, v, others, seed, None, options, None if o.dtype == q.dtype else o.dtype, max_seqlen_q, max_seqlen_kv)
+    found = call.backward(dout, dlse, tuple(need), q, k, v, o, lse, others, seed, True)
     return tuple(q.new_empty(0) if g is None else g for g in found)
 
 
@@ -219,7 +206,7 @@ def _op_backward(ctx, dout, dlse):
 _forward_op.register_autograd(_op_backward, setup_context=_save)
 
 
-def _seed(given, seed, offset, q):
+def _seed(seed, offset, q):
     """(seed, offset) as numbers, or two words on q's device that are read there."""
     if seed is None:
         seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
@@ -227,7 +214,7 @@ def _seed(given, seed, offset, q):
         if seed.device != q.device and seed.device.type != "cpu":
             raise invalid("seed", f"on {seed.device}", f"lie on the CPU or where q does, on {q.device}")
         if seed.is_cuda:
-            seed = seed.detach().reshape(-1).to(torch.int64)
+            seed = seed.detach().resolve_neg().reshape(-1).to(torch.int64)
             return seed if seed.numel() == 2 else torch.nn.functional.pad(seed[:1], (0, 1), value=int(offset))
         seed = seed.reshape(-1).tolist()
     words = [int(x) for x in (seed if isinstance(seed, (list, tuple)) else [seed])]
@@ -244,7 +231,7 @@ def _refuse_tangents(tensors):
 
 
 def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more):
-    """(o, lse). given: keywords of the options; more: the tensors named in _TENSORS."""
+    """(o, lse). given: keywords of the options; more: mask, alibi, lengths and seed."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, Tensor):
             raise invalid(name, f"of type {type(t).__name__}", "be a torch tensor like the others")
@@ -263,23 +250,17 @@ def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seq
     if any(type(t) not in _PLAIN for t in (q, k, v)) or traced():
         return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    more = {name: t.resolve_neg() if isinstance(t, Tensor) else t for name, t in more.items()}
-    bias, sink = (t.resolve_neg() if isinstance(t, Tensor) else t for t in (bias, sink))
+    others = _adopted(bias, more["mask"], more["alibi"], sink, *(more[n] for n in ("cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")))
+    bias, sink = (None, None) if others is None else (others[0], others[3])
     _refuse_tangents({"q": q, "k": k, "v": v, "bias": bias, "sink": sink})
     options = _problem.options(**given)
-    seed = _seed(given, more["seed"], offset, q) if options.dropout else None
-    others = (bias, more["mask"], more["alibi"], sink, *(more[n] for n in ("cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")))
-    if all(t is None for t in others):
-        others = None
-    if out is None and all(t is None or isinstance(t, Tensor) for t in others or ()) and _prepared.fits(q, others):
-        call = _prepared.prepare(q, k, v, others, seed, options, out_dtype, max_seqlen_q, max_seqlen_kv)
-        if differentiable:
-            return _apply(q, k, v, bias, sink, call, others, seed, True)
-        return call.forward(q, k, v, others, seed, True)
-    more.update(max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, seed=list(seed) if type(seed) is tuple else seed)
+    seed = _seed(more["seed"], offset, q) if options.dropout else None
+    if out is not None and (not isinstance(out, Tensor) or out.is_neg()):
+        raise invalid("out", "a negated view" if isinstance(out, Tensor) else f"of type {type(out).__name__}", "be a plain torch tensor")
+    call = _prepared.prepare(q, k, v, others, seed, out, options, out_dtype, max_seqlen_q, max_seqlen_kv)
     if differentiable:
-        return _General.apply(q, k, v, bias, sink, options, out_dtype, more)
-    return _run.forward(q, k, v, options=options, out=out, out_dtype=out_dtype, bias=bias, sink=sink, **more)
+        return _apply(q, k, v, bias, sink, (call, others, seed, True))
+    return call.forward(q, k, v, others, seed, out, True)
 
 
 def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more):

@@ -73,7 +73,7 @@ def test_compiled_and_exported(seed):
     assert seed == "drawn" or torch.equal(o, run(*tensors))
 
 
-@pytest.mark.parametrize("others", ["nothing", "mask", "bias"])
+@pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize("form", ["words", "tensor"])
 def test_the_same_seed_reaches_both_passes(form, others, monkeypatch):
     """Seeds of a device are tensors that nobody reads here: followed through a prepared call by what it is given."""

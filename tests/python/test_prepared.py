@@ -199,3 +199,109 @@ def test_no_output_is_shared():
     kept = a.clone()
     attn.attention(k, q, v)
     assert torch.equal(a, kept)
+
+
+def lengths(ends, rows, **more):
+    cu = torch.tensor(ends, dtype=torch.int32, device="cpu")
+    return [torch.randn(rows, 2, 16) for _ in range(3)], dict(layout="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu, **more)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("what", ["plain", "dropout", "drawn dropout", "out", "packed", "packed and bounded", "used", "loose rows"])
+def test_second_calls_are_quick(what, gradients, monkeypatch):
+    """A second call of its kind does not look at its arguments again, and answers as the first did."""
+    tensors, more = make(), {}
+    if what.startswith("packed"):
+        tensors, more = lengths([0, 4, 4, 9], 9, **({"max_seqlen_q": 6, "max_seqlen_kv": 5} if what.endswith("bounded") else {}))
+    elif what == "loose rows":
+        tensors, more = lengths([0, 4, 4, 9], 12)
+    elif what == "used":
+        more = dict(used_kv=torch.tensor([3, 6], dtype=torch.int32, device="cpu"))
+    elif what.endswith("dropout"):
+        more = dict(dropout=0.5, **({"seed": 5} if what == "dropout" else {}))
+    elif what == "out":
+        if gradients:
+            pytest.skip("out is for calls without gradients")
+        more = dict(out=torch.empty(SHAPE))
+    for t in tensors:
+        t.requires_grad_(gradients)
+
+    def run():
+        torch.manual_seed(2)
+        o = attn.attention(*tensors, deterministic=True, **more)
+        return bits((o.detach(), *(torch.autograd.grad(o.square().sum(), tensors) if gradients else ())))
+
+    first = run()
+    monkeypatch.setattr("attn._torch.attention", lambda *_: pytest.fail("took the long way"))
+    for t in (first[0],) if what == "out" else ():
+        more["out"].fill_(float("nan"))
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(first, run()))
+
+
+def test_lengths_of_the_host_count():
+    """The same kind of call with other lengths, longer ones and rows of no sequence."""
+    q, k, v = (torch.randn(12, 2, 16).requires_grad_() for _ in range(3))
+    for ends in ([0, 6, 12], [0, 6, 12], [0, 2, 12], [0, 6, 10], [0, 0, 0], [0, 12, 12], [0, 6, 12]):
+        o, lse = attn.attention(q, k, v, return_lse=True, deterministic=True, **lengths(ends, 12)[1])
+        grads = torch.autograd.grad(o.sum() + lse[:, : ends[-1]].sum(), (q, k, v))
+        for a, b in zip(ends, ends[1:]):
+            if a < b:
+                want = attn.attention(*(t[None, a:b] for t in (q, k, v)), deterministic=True)[0]
+                assert (o[a:b] - want).abs().max() < 1e-5
+        assert (o[ends[-1] :] == 0).all() and (lse[:, ends[-1] :] == -float("inf")).all()
+        assert all((g[ends[-1] :] == 0).all() and g.isfinite().all() for g in grads)
+    for _ in range(2):
+        with pytest.raises(attn.Error) as error:
+            attn.attention(q, k, v, **lengths([0, 8, 6], 12)[1])
+        assert error.value.field.startswith("cu_seqlens")
+
+
+def test_lengths_of_any_integers():
+    q, k, v = (torch.randn(9, 2, 16) for _ in range(3))
+    want = attn.attention(q, k, v, **lengths([0, 4, 9], 9)[1])
+    for cu in ([0, 4, 9], torch.tensor([0, 4, 9], device="cpu"), torch.tensor([0, 1, 4, 1, 9, 1], dtype=torch.int32, device="cpu")[::2]):
+        for _ in range(2):
+            assert torch.equal(attn.attention(q, k, v, layout="thd", cu_seqlens_q=cu, cu_seqlens_kv=cu), want)
+
+
+def test_out_is_written_and_noticed():
+    q, k, v = make()
+    want = attn.attention(q, k, v)
+    for out in (torch.empty(SHAPE), torch.empty(2, 2, 6, 16).transpose(1, 2), torch.empty(SHAPE)):
+        for _ in range(2):
+            out.fill_(float("nan"))
+            version = out._version
+            assert attn.attention(q, k, v, out=out) is out and torch.equal(out, want) and out._version > version
+    wide = torch.empty(SHAPE, dtype=torch.float32)
+    attn.attention(*(t.bfloat16() for t in (q, k, v)), out=wide)
+    assert (wide - want).abs().max() < 0.05
+    kept = torch.ones(SHAPE).requires_grad_()
+    product = kept * out
+    attn.attention(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="inplace|in-place"):
+        product.sum().backward()
+    with torch.inference_mode():
+        attn.attention(q, k, v, out=torch.empty(SHAPE))
+    for bad in (torch.empty(2, 6, 2, 8), torch.empty(SHAPE, dtype=torch.float16), [1.0]):
+        for _ in range(2):
+            with pytest.raises(attn.Error) as error:
+                attn.attention(q, k, v, out=bad)
+            assert error.value.field == "out"
+    tensors, more = lengths([0, 4], 9)
+    out = torch.full((9, 2, 16), float("nan"))
+    for _ in range(2):
+        attn.attention(*tensors, out=out.fill_(float("nan")), **more)
+        assert (out[4:] == 0).all() and out.isfinite().all()
+
+
+def test_saved_tensors_that_come_back_in_other_strides():
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in make())
+    mask = torch.ones(6, 6, dtype=torch.bool).triu().T
+    turned = torch.autograd.graph.saved_tensors_hooks(lambda t: t.contiguous().clone(memory_format=torch.contiguous_format), lambda t: t)
+    run = lambda: torch.autograd.grad(attn.attention(q, k, v, mask=mask, deterministic=True).square().sum(), (q, k, v))
+    want = run()
+    for _ in range(2):
+        with turned:
+            got = run()
+        assert all(torch.equal(a, b) for a, b in zip(got, want)) and all(torch.equal(a, b) for a, b in zip(run(), want))
