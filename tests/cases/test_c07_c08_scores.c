@@ -84,9 +84,9 @@ static double cancelled(const published *p, int row, double factor) {
     for (int d = 0; d < 64 && p->trial->problem.o.dtype == ATTN_BF16; d++) {
         tolerance += factor * 0x1p-9 * fabs(published_at(p, T_O, 0, 0, row, d) * p->trial->value[T_DOUT][row * 64 + d]);
     }
-    static const char *const rounding[] = {"avx512bf16", "amx", "mma"};
+    static const char *const rounding[] = {"avx512bf16", "amx", "mma", "hopper"};
     bool rounds_p = false;
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 4; n++) {
         rounds_p = rounds_p || strcmp(p->implementation, rounding[n]) == 0;
     }
     double most = 0;

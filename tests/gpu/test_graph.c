@@ -54,6 +54,9 @@ static void each(const attn_problem *problem, void (*check)(const job *j)) {
         attn_error error;
         job j;
         device_note(*name);
+        if (!job_allowed(*name, problem)) {
+            continue;
+        }
         if (!job_create(&j, machine_device(), *name, problem, 11, &error)) {
             fail_msg("%s: %s %s", *name, error.field, error.message);
         }

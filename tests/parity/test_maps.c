@@ -121,8 +121,7 @@ static bool one_by_one(const trial *whole, const char *implementation, rng *r, r
                        (size_t)trial_size(t, id) * sizeof(double));
             }
         }
-        memcpy(out->trouble, one.trouble, sizeof out->trouble);
-        memcpy(out->text, one.text, sizeof out->text);
+        wholes_blame(out, &one);
         result_free(&one);
         trial_destroy(t);
     }

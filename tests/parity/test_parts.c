@@ -89,9 +89,7 @@ static bool add_gradients(trial *part[], int parts, const char *implementation, 
             out->value[id] = r.value[id];
             r.value[id] = NULL;
         }
-        memcpy(out->text, r.text, sizeof out->text);
-        memcpy(out->trouble, r.trouble, sizeof out->trouble);
-        out->error = r.error;
+        wholes_blame(out, &r);
         result_free(&r);
         if (!done) {
             return false;
@@ -185,6 +183,7 @@ static bool keys_added(const trial *whole, const char *implementation, rng *r, r
     result forward;
     memset(&forward, 0, sizeof forward);
     bool done = wholes_run(whole, implementation, true, &forward);
+    wholes_blame(out, &forward);
     make_parts(whole, part, parts);
     cut(part, parts, SIDE_KV, r);
     for (int n = 1; n < parts; n++) {
@@ -223,9 +222,7 @@ static bool rows_apart(const trial *whole, const char *implementation, rng *r, r
             forward.value[id] = one.value[id];
             one.value[id] = NULL;
         }
-        if (!done) {
-            memcpy(out->trouble, one.trouble, sizeof out->trouble);
-        }
+        wholes_blame(out, &one);
         result_free(&one);
     }
     done = done && add_gradients(part, parts, implementation, &forward, out);

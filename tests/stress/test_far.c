@@ -78,12 +78,9 @@ static void far_case(campaign *c, attn_dtype dtype, int axis, bool backwards, bo
         for (const char *const *name = machine_implementations(true); *name; name++) {
             run_options how = {.implementation = *name};
             result r;
-            if (machine_expected_refusal(*name, &t->problem)) {
-                continue;
-            }
-            c->runs++;
-            if (run_trial(t, &how, &r) != RUN_DONE || !judge_accepts(&j, &r)) {
-                campaign_fail(c, &p, *name, r.text, r.outcome == RUN_DONE ? j.trouble : r.trouble);
+            run_outcome outcome = campaign_run(c, t, &how, &r);
+            if (outcome == RUN_FAILED || (outcome == RUN_DONE && !judge_accepts(&j, &r))) {
+                campaign_fail(c, &p, *name, r.text, outcome == RUN_DONE ? j.trouble : r.trouble);
             }
             result_free(&r);
         }

@@ -53,74 +53,87 @@ void campaign_fail(campaign *c, const recipe *p, const char *implementation, con
     }
 }
 
-static const char *expected_refusal(const char *implementation, const trial *t, attn_pass pass) {
-    attn_problem p = t->problem;
-    p.pass = pass;
-    return machine_expected_refusal(implementation, &p);
-}
-
 /* mma adds a dbias that is summed over axes in any order. */
 static bool sums_in_any_order(const trial *t, const run_options *how) {
     unsigned summed = t->broadcast[t->unset >> T_DBIAS & 1 ? T_BIAS : T_DBIAS];
     return !strcmp(how->implementation, "mma") && how->deterministic && trial_has(t, T_DBIAS) && summed;
 }
 
-bool campaign_allows(const trial *t, const run_options *how, const result *r) {
-    const char *name = how->implementation, *field = r->error.field, *forward, *backward;
-    attn_problem p = t->problem;
-    forward = expected_refusal(name, t, ATTN_FORWARD);
-    backward = expected_refusal(name, t, ATTN_BACKWARD);
-    p.pass = ATTN_BACKWARD;
-    if (r->outcome != RUN_REFUSED) {
+/* Do the rules allow this refusal? */
+static bool allowed(const trial *t, const run_options *how, const result *r) {
+    const char *field = r->error.field;
+    return (r->rule && !strcmp(r->rule, field)) ||
+           (r->pass == ATTN_BACKWARD && (machine_may_refuse(how->implementation, &t->problem, field) ||
+                                         (sums_in_any_order(t, how) && !strcmp(field, "dbias.stride"))));
+}
+
+run_outcome campaign_run(campaign *c, const trial *t, run_options *how, result *out) {
+    run_outcome outcome = run_trial(t, how, out);
+    c->runs++;
+    c->refusals += outcome == RUN_REFUSED;
+    if (outcome != RUN_REFUSED) {
+        return outcome;
+    }
+    if (!allowed(t, how, out)) {
+        snprintf(out->trouble, sizeof out->trouble, "refused: %.28s %.224s (expected: %s)", out->error.field,
+                 out->error.message, out->rule ? out->rule : "no refusal");
+        return RUN_FAILED;
+    }
+    if (out->pass == ATTN_FORWARD) {
+        return RUN_REFUSED;
+    }
+    how->forward_only = true;
+    result_free(out);
+    return campaign_run(c, t, how, out);
+}
+
+/* A recipe's trial and its judge, which is called to the first result: where all refuse, nothing is judged. */
+typedef struct court {
+    campaign *campaign;
+    const recipe *recipe;
+    trial *trial;
+    judge judge;
+    bool open, sound;
+} court;
+
+static court court_of(campaign *c, const recipe *p) {
+    court s = {.campaign = c, .recipe = p, .trial = recipe_trial(p)};
+    c->recipes++;
+    return s;
+}
+
+static bool has_judge(court *s) {
+    if (!s->open) {
+        s->open = true;
+        at(s->recipe, "the oracle or native");
+        s->sound = judge_open(&s->judge, s->trial, false);
+        s->judge.redraw_seed = s->recipe->seed + 1;
+        if (!s->sound) {
+            campaign_fail(s->campaign, s->recipe, "-", s->judge.oracle.text, s->judge.trouble);
+        }
+    }
+    return s->sound;
+}
+
+static void court_close(court *s) {
+    if (s->open) {
+        judge_close(&s->judge);
+    }
+    trial_destroy(s->trial);
+}
+
+/* Did it run, and right? Where only backward is refused, forward runs alone. */
+static bool one_run(court *s, run_options *how, result *out) {
+    at(s->recipe, how->implementation);
+    run_outcome outcome = campaign_run(s->campaign, s->trial, how, out);
+    if (outcome == RUN_REFUSED || (outcome == RUN_DONE && !has_judge(s))) {
         return false;
     }
-    if (forward || how->forward_only) {
-        return forward && !strcmp(forward, field);
-    }
-    return (backward && !strcmp(backward, field)) || machine_may_refuse(name, &p, field) ||
-           (sums_in_any_order(t, how) && !strcmp(field, "dbias.stride"));
-}
-
-/* 1 if it ran, 0 if it was refused as the rules say, -1 if it failed. Where only backward is refused, forward runs
- * alone once the refusal was seen. */
-static int one_run(campaign *c, const recipe *p, const trial *t, judge *j, run_options how, result *out) {
-    const char *name = how.implementation, *expected = expected_refusal(name, t, ATTN_FORWARD);
-    at(p, name);
-    run_trial(t, &how, out);
-    c->runs++;
-    c->refusals += out->outcome == RUN_REFUSED;
-    if (campaign_allows(t, &how, out)) {
-        if (how.forward_only || expected) {
-            return 0;
-        }
-        how.forward_only = true;
-        result_free(out);
-        return one_run(c, p, t, j, how, out);
-    }
-    expected = expected || how.forward_only ? expected : expected_refusal(name, t, ATTN_BACKWARD);
-    if (out->outcome == RUN_REFUSED) {
-        snprintf(out->trouble, sizeof out->trouble, "refused: %.28s %.224s (expected: %s)", out->error.field,
-                 out->error.message, expected ? expected : "no refusal");
-    } else if (out->outcome == RUN_DONE && expected) {
-        snprintf(out->trouble, sizeof out->trouble, "ran, but the rule expects a refusal of %s", expected);
-    } else if (out->outcome == RUN_DONE && judge_accepts(j, out)) {
-        return 1;
-    }
-    campaign_fail(c, p, name, out->text, out->trouble[0] ? out->trouble : j->trouble);
-    return -1;
-}
-
-static bool open_case(campaign *c, const recipe *p, trial **t, judge *j) {
-    c->recipes++;
-    *t = recipe_trial(p);
-    at(p, "the oracle or native");
-    if (judge_open(j, *t, false)) {
-        j->redraw_seed = p->seed + 1;
+    if (outcome == RUN_DONE && judge_accepts(&s->judge, out)) {
         return true;
     }
-    campaign_fail(c, p, "-", j->oracle.text, j->trouble);
-    judge_close(j);
-    trial_destroy(*t);
+    campaign_fail(s->campaign, s->recipe, how->implementation, out->text,
+                  out->trouble[0] ? out->trouble : s->judge.trouble);
     return false;
 }
 
@@ -132,24 +145,19 @@ static bool has_device_data(const trial *t, const char *implementation) {
 }
 
 void campaign_try(campaign *c, const recipe *p) {
-    judge j;
-    trial *t;
-    if (!open_case(c, p, &t, &j)) {
-        return;
-    }
+    court s = court_of(c, p);
     for (const char *const *name = machine_implementations(true); *name; name++) {
         result r;
         run_options how = {.implementation = *name};
-        one_run(c, p, t, &j, how, &r);
+        one_run(&s, &how, &r);
         result_free(&r);
-        if (has_device_data(t, *name)) {
-            how.device_data = true;
-            one_run(c, p, t, &j, how, &r);
+        if (has_device_data(s.trial, *name)) {
+            run_options again = {.implementation = *name, .device_data = true};
+            one_run(&s, &again, &r);
             result_free(&r);
         }
     }
-    judge_close(&j);
-    trial_destroy(t);
+    court_close(&s);
 }
 
 /* Every further way of running must give the bits of the first. */
@@ -169,26 +177,20 @@ static void same_again(campaign *c, const recipe *p, const trial *t, const resul
 
 void campaign_try_again(campaign *c, const recipe *p) {
     static const int threads[] = {2, 3, 8};
-    judge j;
-    trial *t;
-    if (!open_case(c, p, &t, &j)) {
-        return;
-    }
+    court s = court_of(c, p);
     for (const char *const *name = machine_implementations(true); *name; name++) {
         bool device = machine_is_device(*name);
         run_options how = {.implementation = *name, .threads = 1, .deterministic = device};
         result first;
-        if (one_run(c, p, t, &j, how, &first) == 1) {
-            how.forward_only = !first.value[T_DQ] && !first.value[T_DK] && !first.value[T_DV];
+        if (one_run(&s, &how, &first)) {
             for (int n = 0; n < (device ? 1 : 3); n++) {
                 how.threads = threads[n];
-                same_again(c, p, t, &first, how);
+                same_again(c, p, s.trial, &first, how);
             }
         }
         result_free(&first);
     }
-    judge_close(&j);
-    trial_destroy(t);
+    court_close(&s);
 }
 
 int campaign_end(const campaign *c) {

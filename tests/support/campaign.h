@@ -13,10 +13,10 @@ typedef struct campaign {
     int failures;
 } campaign;
 
-/* Is the run's refusal one that the rules allow? */
-bool campaign_allows(const trial *t, const run_options *how, const result *r);
-
 campaign campaign_begin(const char *title);
+/* Runs and counts. RUN_REFUSED: as the rules say; any other refusal is RUN_FAILED. Where the rules refuse backward
+ * alone, forward runs alone and how->forward_only is set. */
+run_outcome campaign_run(campaign *c, const trial *t, run_options *how, result *out);
 /* Forward and backward on every implementation, judged by the bound. */
 void campaign_try(campaign *c, const recipe *p);
 /* The same, and the same bits again: with 1, 2, 3 and 8 threads; on a device with ATTN_DETERMINISTIC, twice. */

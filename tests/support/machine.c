@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "attn/attn_device.h"
+#include "context.h"
+#include "plan/support.h"
+#include "problem/problem.h"
 
 #define MOST_THREADS 16
 #define MOST_NAMES   16
@@ -180,7 +183,10 @@ int64_t machine_widest(const char *implementation, attn_pass pass, bool values) 
     static const struct {
         const char *name;
         int64_t qk, v;
-    } widest[] = {{"ffma", 576, 576}, {"native", INT64_MAX, INT64_MAX}, {"cuda_native", INT64_MAX, INT64_MAX}};
+    } widest[] = {{"ffma", 576, 576},
+                  {"hopper", 256, 256},
+                  {"native", INT64_MAX, INT64_MAX},
+                  {"cuda_native", INT64_MAX, INT64_MAX}};
     if (tensor_cores(implementation)) {
         return pass == ATTN_BACKWARD ? 256 : values ? 512 : 576;
     }
@@ -198,20 +204,18 @@ bool machine_may_refuse(const char *implementation, const attn_problem *problem,
     return arch && arch != 80 && arch != 90 && arch != 100 && !strcmp(field, "dim_qk");
 }
 
-/* What the library itself tells: most of its rules are of features and strides. One of a list, since callers keep it.
- */
+/* By the library's own table of rules, which tests/plan/test_support.c holds to what it says: they are many, and of
+ * layouts too. What refuses beyond the table fails. An unsound problem is for the library to find out. */
 static const char *refusal_of_hopper(const attn_problem *problem) {
-    static const char *const fields[] = {"pass",     "q.dtype",    "o.dtype",     "dim_qk",   "dim_v",
-                                         "scale",    "bias",       "mask",        "alibi",    "dropout",
-                                         "q.stride", "k.stride",   "v.stride",    "o.stride", "flags",
-                                         "softcap",  "dout.dtype", "dout.stride", "tokens_q"};
-    const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
+    attn_problem p;
     attn_error error;
-    if (attn_supported(machine_device(), problem, &hints, &error) != ATTN_OK) {
-        for (size_t n = 0; n < sizeof fields / sizeof *fields; n++) {
-            if (!strcmp(fields[n], error.field)) {
-                return fields[n];
-            }
+    char value[64];
+    if (attn__problem_canonical(problem, &p, &error) != ATTN_OK) {
+        return NULL;
+    }
+    for (const attn__rule *rule = attn__rules; rule->backend; rule++) {
+        if (!strcmp(rule->backend, "hopper") && rule->broken(&p, machine_device()->gpu, value, sizeof value)) {
+            return rule->field;
         }
     }
     return NULL;

@@ -38,8 +38,8 @@ bool machine_seed(uint64_t *seed);
 uint32_t machine_allowed(const char *implementation, const attn_problem *problem);
 /* Does it round what it is given before it multiplies: float32 to tf32, a float32 dout to q's 16 bits? */
 bool machine_rounds(const char *implementation, const attn_problem *problem);
-/* The rule of refusals: the field that `implementation` must name if it has to refuse the problem (with the flags
- * above), or NULL if it has to accept it. */
+/* The rules of refusals: the field that `implementation` must name if it has to refuse the problem (with the flags
+ * above, and the layouts that are planned), or NULL if it has to accept it. */
 const char *machine_expected_refusal(const char *implementation, const attn_problem *problem);
 /* May it refuse backward by this field on this device, whose blocks have little shared memory? */
 bool machine_may_refuse(const char *implementation, const attn_problem *problem, const char *field);

@@ -31,7 +31,6 @@ typedef struct published {
     attn_dtype dtype;
     trial *trial;
     result result;
-    bool forward_only; /* backward is refused by the rule: its values are not asked for */
 } published;
 
 /* q, k, v and dout hold x(tag, i), i counted in [B, H, S, D], packed in [T, H, D]. */
@@ -72,7 +71,7 @@ static inline void published_is(const published *p, tensor_id id, int sequence, 
 static inline void published_rows(const published *p, const published_row *rows, size_t count) {
     for (size_t n = 0; n < count; n++) {
         const published_row *w = &rows[n];
-        for (int x = 0; x < w->count && !(p->forward_only && w->id >= T_DQ); x++) {
+        for (int x = 0; x < w->count; x++) {
             bool lse = w->id == T_LSE;
             published_is(p, w->id, w->sequence, w->head, lse ? w->row + x : w->row, lse ? 0 : w->dim + x, w->value[x]);
         }
@@ -86,9 +85,6 @@ static inline void published_sums(const published *p, const published_sum *sums,
                                    : precision == ATTN_F32 ? 1e-5
                                    : precision == ATTN_F16 ? 1e-3
                                                            : 1e-2;
-        if (p->forward_only && sums[n].id >= T_DQ) {
-            continue;
-        }
         int64_t heads =
             sums[n].id == T_DK || sums[n].id == T_DV ? p->trial->problem.heads_kv : p->trial->problem.heads_q;
         bool kv = sums[n].id == T_DK || sums[n].id == T_DV;
@@ -112,21 +108,13 @@ static inline void published_sums(const published *p, const published_sum *sums,
 #define PUBLISHED_ROWS(p, list) published_rows(p, list, sizeof(list) / sizeof *(list))
 #define PUBLISHED_SUMS(p, list) published_sums(p, list, sizeof(list) / sizeof *(list))
 
-/* Runs forward and backward; the trial becomes the run's. */
+/* Runs forward and backward; the trial becomes the run's. A pass that the rules refuse is passed on: so a case's values
+ * are checked in what an implementation of a part of the definition does take, and in how the rest falls to others. */
 static inline published published_run(const char *implementation, attn_dtype dtype, trial *t) {
     published p = {.implementation = implementation, .dtype = dtype, .trial = t};
-    attn_problem backward = t->problem;
-    backward.pass = ATTN_BACKWARD;
-    p.forward_only = machine_expected_refusal(implementation, &backward) != NULL;
-    run_options how = {.implementation = implementation, .forward_only = p.forward_only};
+    run_options how = {.implementation = implementation, .pass_on = true};
     trial_settle(t);
-    run_outcome outcome = run_trial(t, &how, &p.result);
-    if (outcome == RUN_REFUSED && machine_may_refuse(implementation, &backward, p.result.error.field)) {
-        how.forward_only = p.forward_only = true;
-        result_free(&p.result);
-        outcome = run_trial(t, &how, &p.result);
-    }
-    if (outcome != RUN_DONE) {
+    if (run_trial(t, &how, &p.result) != RUN_DONE) {
         fail_msg("%s %s: %s%s %s", implementation, attn_dtype_name(dtype), p.result.trouble, p.result.error.field,
                  p.result.error.message);
     }
@@ -146,7 +134,6 @@ static inline void published_everywhere(void (*check)(const char *implementation
     for (const char *const *name = machine_implementations(true); *name; name++) {
         for (int d = 0; d < 4; d++) {
             attn_problem p = attn_problem_dense(dtypes[d], 1, 1, 1, 1, 1, 8, 8);
-            p.dropout = 0.5f; /* cases ask for all of the definition: no implementation of a part of it */
             p.flags |= machine_allowed(*name, &p);
             bool smoke = machine_intensity() <= 0 && d % 2 == 0 && !machine_device();
             if (!smoke && !machine_expected_refusal(*name, &p) && machine_shard(n++)) {

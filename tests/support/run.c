@@ -112,10 +112,22 @@ static void describe_args(run *r) {
 
 /* ---------------------------------------------------------------------------------------- running */
 
+static bool refused_by_rule(const run *r) {
+    const char *field = r->out->error.field;
+    return (r->out->rule && !strcmp(r->out->rule, field)) ||
+           (r->problem.pass == ATTN_BACKWARD && machine_may_refuse(r->hints.implementation, &r->problem, field));
+}
+
 static bool refused(run *r) {
     attn_error *query = &r->out->error, error;
+    const char *name = r->how->oracle ? NULL : r->hints.implementation;
+    r->out->pass = r->problem.pass;
+    r->out->rule = name ? machine_expected_refusal(name, &r->problem) : NULL;
     memset(query, 0x55, sizeof *query);
     if (attn_supported(r->context, &r->problem, &r->hints, query) == ATTN_OK) {
+        if (r->out->rule) {
+            return !run_trouble(r, "taken, but the rules refuse it by %s", r->out->rule);
+        }
         if (query->status != ATTN_OK || query->field[0]) {
             return !run_trouble(r, "success left an error behind: %s %s", query->field, query->message);
         }
@@ -131,6 +143,11 @@ static bool refused(run *r) {
         run_trouble(r, "a refusal without field or message");
     } else if (query->status != ATTN_ERR_UNSUPPORTED) {
         run_trouble(r, "taken for unsound: %s %s", query->field, query->message);
+    } else if (r->how->pass_on && name && refused_by_rule(r)) {
+        r->out->outcome = RUN_DONE;
+        r->out->passed_on |= 1u << r->problem.pass;
+        r->hints.implementation = NULL;
+        return refused(r);
     }
     return true;
 }
@@ -312,6 +329,7 @@ static bool backward(run *r) {
             run_put(r, id, r->trial->value[id]);
         }
     }
+    r->hints.implementation = r->how->oracle ? "reference" : r->how->implementation;
     describe(r, ATTN_BACKWARD);
     if (refused(r)) {
         return false;

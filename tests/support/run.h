@@ -16,6 +16,7 @@ typedef struct run_options {
     bool forward_only;
     int threads;        /* 0: the trial's */
     bool deterministic; /* ATTN_DETERMINISTIC */
+    bool pass_on;       /* a pass that the rules refuse is run by whatever the library chooses */
     bool device_data;   /* on a device: lengths, and dropout's seed, lie in its memory */
 } run_options;
 
@@ -25,9 +26,12 @@ typedef struct result {
     run_outcome outcome;
     double *value[T_COUNT]; /* outputs in canonical order; rows that no segment covers hold 0 */
     attn_error error;       /* of a refusal */
-    bool rounds;            /* inputs may have been rounded first (machine_rounds) */
-    char text[500];         /* the problem as it was planned last */
-    char trouble[400];      /* of a failure */
+    attn_pass pass;         /* the pass that was planned last */
+    const char *rule;   /* the field by which the rules refuse it (machine_expected_refusal); NULL: it must be taken */
+    unsigned passed_on; /* 1 << pass */
+    bool rounds;        /* inputs may have been rounded first (machine_rounds) */
+    char text[500];     /* the problem as it was planned last */
+    char trouble[400];  /* of a failure */
 } result;
 
 /* The trial must be settled (trial_draw or trial_settle). */

@@ -110,7 +110,64 @@ static const recipe wholes[] = {
 };
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 
-/* Runs the way on every whole, implementation and type; what it gives must be right. */
+/* One form of a whole, and its judge, which is called to the first result. */
+typedef struct whole {
+    campaign *campaign;
+    const recipe *recipe;
+    trial *trial;
+    judge judge;
+    bool forward_only, open, sound;
+} whole;
+
+static whole whole_of(campaign *c, const recipe *p, attn_dtype o, bool forward_only) {
+    whole w = {.campaign = c, .recipe = p, .trial = recipe_trial(p), .forward_only = forward_only};
+    w.trial->problem.dout.dtype = p->dtype;
+    w.trial->problem.o.dtype = o;
+    return w;
+}
+
+static bool has_judge(whole *w) {
+    if (!w->open) {
+        w->open = true;
+        w->sound = judge_open(&w->judge, w->trial, w->forward_only);
+        if (!w->sound) {
+            campaign_fail(w->campaign, w->recipe, "-", w->judge.oracle.text, w->judge.trouble);
+        }
+    }
+    return w->sound;
+}
+
+static void whole_close(whole *w) {
+    if (w->open) {
+        judge_close(&w->judge);
+    }
+    trial_destroy(w->trial);
+}
+
+/* The field by which the rules refused it, or NULL. */
+static const char *try_way(whole *w, const char *name, wholes_way take, uint64_t seed) {
+    rng r = rng_seed(seed);
+    result out;
+    const char *rule = NULL;
+    memset(&out, 0, sizeof out);
+    w->campaign->runs++;
+    bool taken = take(w->trial, name, &r, &out);
+    out.rounds = machine_rounds(name, &w->trial->problem); /* of every part */
+    if (!taken && out.outcome == RUN_REFUSED && out.rule && !strcmp(out.rule, out.error.field)) {
+        w->campaign->refusals++;
+        rule = out.rule;
+    } else if (!taken) {
+        campaign_fail(w->campaign, w->recipe, name, out.text, out.trouble[0] ? out.trouble : out.error.message);
+    } else if (has_judge(w) && !judge_accepts(&w->judge, &out)) {
+        campaign_fail(w->campaign, w->recipe, name, out.text, w->judge.trouble);
+    }
+    result_free(&out);
+    return rule;
+}
+
+/* Runs the way on every whole, implementation and type; what it gives must be right. Where o must be of q's type, it
+ * is.
+ */
 int wholes_judged(const char *title, wholes_way take, bool forward_only) {
     campaign c = campaign_begin(title);
     for (size_t n = 0; n < COUNT(wholes) * COUNT(dtypes); n++) {
@@ -122,34 +179,27 @@ int wholes_judged(const char *title, wholes_way take, bool forward_only) {
             continue;
         }
         c.recipes++;
-        trial *t = recipe_trial(&p);
-        t->problem.dout.dtype = p.dtype;
-        judge j;
-        if (!judge_open(&j, t, forward_only)) {
-            campaign_fail(&c, &p, "-", j.oracle.text, j.trouble);
-        } else {
-            for (const char *const *name = machine_implementations(true); *name; name++) {
-                if (machine_expected_refusal(*name, &t->problem)) {
-                    continue;
-                }
-                rng r = rng_seed(n);
-                result out;
-                memset(&out, 0, sizeof out);
-                c.runs++;
-                bool taken = take(t, *name, &r, &out);
-                out.rounds = machine_rounds(*name, &t->problem); /* of every part */
-                if (!taken) {
-                    campaign_fail(&c, &p, *name, out.text, out.trouble[0] ? out.trouble : out.error.message);
-                } else if (!judge_accepts(&j, &out)) {
-                    campaign_fail(&c, &p, *name, out.text, j.trouble);
-                }
-                result_free(&out);
+        whole w = whole_of(&c, &p, ATTN_F32, forward_only);
+        for (const char *const *name = machine_implementations(true); *name; name++) {
+            const char *rule = try_way(&w, *name, take, n);
+            if (rule && !strcmp(rule, "o.dtype") && p.dtype != ATTN_F32) {
+                whole narrow = whole_of(&c, &p, p.dtype, forward_only);
+                try_way(&narrow, *name, take, n);
+                whole_close(&narrow);
             }
         }
-        judge_close(&j);
-        trial_destroy(t);
+        whole_close(&w);
     }
     return campaign_end(&c);
+}
+
+void wholes_blame(result *out, const result *part) {
+    out->outcome = part->outcome;
+    out->error = part->error;
+    out->pass = part->pass;
+    out->rule = part->rule;
+    memcpy(out->trouble, part->trouble, sizeof out->trouble);
+    memcpy(out->text, part->text, sizeof out->text);
 }
 
 bool wholes_run(const trial *t, const char *implementation, bool forward_only, result *out) {

@@ -6,12 +6,15 @@
 
 #include "support/run.h"
 
-/* Computes the whole in another way; false, with trouble or error in out, if it could not. */
+/* Computes the whole in another way; false, with what stopped it in out (wholes_blame), if it could not. */
 typedef bool (*wholes_way)(const trial *whole, const char *implementation, rng *r, result *out);
 
 /* Number of failures. */
 int wholes_judged(const char *title, wholes_way take, bool forward_only);
 /* One plain run of a trial, for ways; out's values are replaced. */
 bool wholes_run(const trial *t, const char *implementation, bool forward_only, result *out);
+
+/* Takes over from a part what it came to: outcome, texts, error and rule. */
+void wholes_blame(result *out, const result *part);
 
 #endif
