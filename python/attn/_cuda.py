@@ -21,6 +21,17 @@ _lock = threading.Lock()
 stream = torch._C._cuda_getCurrentRawStream if hasattr(torch._C, "_cuda_getCurrentRawStream") else None
 
 
+_sides = {}
+
+
+def aside(device):
+    """A stream whose memory is for what outlives a call: the current one's may belong to a graph that records the call."""
+    side = _sides.get(device)
+    if side is None:
+        side = _sides[device] = torch.cuda.Stream(device)
+    return torch.cuda.stream(side)
+
+
 def workspace(device, size):
     """(tensor that holds it, address)."""
     if not size:
@@ -32,7 +43,9 @@ def workspace(device, size):
 class _Board:
     def __init__(self, device):
         words = _TURN + _RECORDED
-        self.words = torch.zeros(words, dtype=torch.int32, device=device)
+        with aside(device):
+            self.words = torch.zeros(words, dtype=torch.int32, device=device)
+        torch.cuda.current_stream(device).wait_stream(_sides[device])
         self.seen = torch.zeros(words, dtype=torch.int32, device="cpu", pin_memory=True)
         self.word, self.copy = self.words.split(1), self.seen.split(1)
         self.bytes = memoryview(self.seen.numpy()).cast("B")

@@ -42,14 +42,20 @@ def _plain(name):
 
 
 _forward, _backward = _plain("attn_forward"), _plain("attn_backward")
+# q, k, v, o, lse, nothing up to dout, and what follows that: all that a backward with nothing else has.
+_PLAIN = struct.Struct("=5Q%dx8Q" % (_DOUT - _Q - 40)).pack_into
 _empty_like, _zeros_like = torch.empty_like, torch.zeros_like
+_stream = _cuda.stream
 _calls = {}
 _lock = threading.Lock()
 
 
 def pattern(shape, dtype, device):
     """One element that empty_like takes for a contiguous tensor of that shape."""
-    return torch.empty(1, dtype=dtype, device=device).expand(shape)
+    if device.type != "cuda":
+        return torch.empty(1, dtype=dtype, device=device).expand(shape)
+    with _cuda.aside(device):
+        return torch.empty(1, dtype=dtype, device=device).expand(shape)
 
 
 class _Block:
@@ -111,7 +117,7 @@ class _Call:
             if self.counted:
                 board, at, word = _cuda.status_word(self.device)
                 _ONE(args, _STATUS, word)
-            failed = self.function(self.handle, block.at_args, address, self.workspace, _cuda.stream(self.index), block.at_error)
+            failed = self.function(self.handle, block.at_args, address, self.workspace, _stream(self.index), block.at_error)
             if self.counted and not failed:
                 _cuda.note_status(board, at)
         if failed:
@@ -178,6 +184,27 @@ class Forward(_Call):
 
 class Backward(_Call):
     __slots__ = ("need", "wide")
+
+    def plain(self, dout, q, k, v, o, lse):
+        """dq, dk and dv where those are all that is wanted, and q, k and v all that was given."""
+        try:
+            block = self.blocks.pop()
+        except IndexError:
+            block = _Block(self.kept)
+        dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+        _PLAIN(block.args, _Q, q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), dout.data_ptr(), 0, 0,
+               dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0, 0)
+        space, address, index = self.space, block.at_space, self.index
+        if space is not None:
+            space = _empty_like(space)
+            address = space.data_ptr()
+            if index is None:
+                address = (address + 63) // 64 * 64
+        stream = None if index is None else _stream(index)
+        if self.function(self.handle, block.at_args, address, self.workspace, stream, block.at_error):
+            raise_status(block.error)
+        self.blocks.append(block)
+        return dq, dk, dv
 
     def __init__(self, forward, need, dout, dlse, q, k, v, o, lse, others, seed):
         given = _given(forward.options, q, k, v, others, seed, forward.more)

@@ -70,8 +70,32 @@ class _Prepared(torch.autograd.Function):
         return (*found, None)
 
 
+class _Plain(torch.autograd.Function):
+    """_Prepared for q, k and v alone and o alone: with nothing in it that such a call does not need."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call):
+        o, lse = call.forward(q, k, v, None, None, None, True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.call = call
+        return o
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, o, lse = ctx.saved_tensors
+        if ctx.needs_input_grad == _THREE and not dout.is_neg():
+            call = ctx.call.gradients.get((_FIVE, dout.stride(), None))
+            if call is not None:
+                dq, dk, dv = call.plain(dout, q, k, v, o, lse)
+                return (*_once((dq, dk, dv)), None) if _grad_enabled() else (dq, dk, dv, None)
+        need = (*ctx.needs_input_grad[:3], False, False)
+        found = ctx.call.backward(dout, None, need, q, k, v, o, lse, None, None)
+        return (*(_once(found) if _grad_enabled() else found)[:3], None)
+
+
+_THREE, _FIVE = (True, True, True, False), (True, True, True, False, False)
 # Function.apply without its look at functorch, which quick and attention have taken.
-_apply = super(torch.autograd.Function, _Prepared).apply
+_apply, _apply_plain = (super(torch.autograd.Function, kind).apply for kind in (_Prepared, _Plain))
 
 
 def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv,
@@ -110,6 +134,8 @@ def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink,
         return None
     seed = None if seeded is None else _seed(seed, offset, q)
     if need:
+        if others is None and seed is None and not return_lse and not call.stray and _hooks(False) is None:
+            return _apply_plain(q, k, v, call)
         return _apply(q, k, v, bias, sink, (call, others, seed, return_lse))
     o, lse = call.forward(q, k, v, others, seed, out, return_lse)
     return (o, lse) if return_lse else o
