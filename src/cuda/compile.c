@@ -11,7 +11,7 @@
 #include "cuda/device.h"
 #include "cuda/sources.h"
 
-enum { NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION = 6, MOST_SOURCES = 64 };
+enum { NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION = 6, MOST_SOURCES = 128 };
 
 /* The assembler is asked to tell registers and spills. */
 static const char *const flags[] = {"-default-device", "-std=c++17", "--ptxas-options=-v"};

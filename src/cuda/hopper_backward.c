@@ -2,7 +2,8 @@
  * `hopper` backward: choices, workspace, launches.
  *
  *   DELTA     as mma's; also clears the counter and the lists of tiles
- *   HOPPER    dK and dV; adds dQ to float32 sums (device/backward_hopper.cu); one block a processor takes tiles
+ *   HOPPER    dK and dV; adds dQ to float32 sums; one block a processor takes tiles (device/backward_hopper.cu), or for
+ *             heads above 128 two blocks together, half a tile each (device/backward_hopper_wide.cu)
  *   SUMS      the sums become dQ; slots that are not finite go to a list
  *   KEYS, QUERIES   mma's products for the tiles on the lists: none, if nothing is NaN or inf and every key is seen
  *   PARTS, DSINK    as mma's
@@ -11,24 +12,47 @@
  *
  * Worked numbers, bf16, 227 KiB a block: d 128: keys 2 x 32 KiB, values 32 KiB, q 3 x 16, dout 2 x 16, dS 3 x 16: 224
  * KiB; a thread holds 128 sums, 32 scores, 32 of dP, 32 of dQ, 32 rounded of 240 registers. d 64, with steps of 128
- * queries, takes as much. */
+ * queries, takes as much. d 256: keys 32 + 16, values 32, q 2 x 32, dout 32, P 8, dS 3 x 8 + 2 x 8: 224 KiB; 128 sums,
+ * 16 scores, 16 of dP, 32 of dQ. */
 #include "base/error.h"
 #include "cuda/mma_backward.h"
 #include "cuda/tensor_map.h"
 
-enum { TILE_KV = 128, THREADS = 384, Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2, LISTED_BY = 8 };
-/* Of shared memory, as in backward_memory.cuh. */
-enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128 };
+enum { TILE_KV = 128, THREADS = 384, LISTED_BY = 8 };
+enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
+enum { WIDE = 256, WIDE_Q_STAGES = 2, WIDE_BARRIERS = 18 };
+/* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
+enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128, MAIL = 8 };
 
+/* Head size that products are cut for. */
 static int width_of(const attn_problem *p) {
-    return p->dim_qk <= 64 && p->dim_v <= 64 ? 64 : 128;
+    const int64_t dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : WIDE;
 }
 
-static size_t shared_of(int width, int tile_q) {
+static int tile_q_of(int width) {
+    return width == 64 ? 128 : 64;
+}
+
+/* Keys of a block of threads, by which tiles are listed and parts of gradients lie. */
+static int listed_of(int width) {
+    return width == WIDE ? TILE_KV / 2 : TILE_KV;
+}
+
+static size_t shared_of(int width) {
+    const int tile_q = tile_q_of(width);
     int tiles = (K_STAGES + 1) * TILE_KV * width + (Q_STAGES + DO_STAGES) * tile_q * width + 3 * TILE_KV * tile_q;
     int barriers = 2 * (K_STAGES + 1 + Q_STAGES + DO_STAGES);
     return (size_t)(2 * tiles + (Q_STAGES + DO_STAGES) * tile_q * 4 + Q_STAGES * STEP_RECORD +
                     K_STAGES * OUTPUT_RECORD + TILE_RECORD + 8 * barriers);
+}
+
+/* K, V and DO; half of the other block's K; Q; P, DS and DSX. */
+static size_t shared_of_wide(void) {
+    const int tile_q = tile_q_of(WIDE), half = listed_of(WIDE);
+    int tiles = 3 * half * WIDE + half * WIDE / 2 + WIDE_Q_STAGES * tile_q * WIDE + (1 + 3 + 2) * half * tile_q;
+    return (size_t)(2 * tiles + (WIDE_Q_STAGES + 1) * tile_q * 4 + WIDE_Q_STAGES * STEP_RECORD + OUTPUT_RECORD +
+                    TILE_RECORD + MAIL + 8 * WIDE_BARRIERS);
 }
 
 typedef struct mapped {
@@ -50,16 +74,26 @@ static void list_maps(const attn_problem *p, const attn__params *params, attn__m
     }
 }
 
+static void add_products(attn_plan *plan, const attn__mma_tiling *t) {
+    const bool wide = t->width_qk == WIDE;
+    attn__mma_tiling walked = *t;
+    walked.row.tile_kv = TILE_KV;
+    attn__kernel *kernel = attn__mma_backward_kernel(
+        plan, &walked, ATTN__BACKWARD_HOPPER, wide ? "backward_hopper_wide.cu" : "backward_hopper.cu", "bwd_hopper");
+    attn__kernel_set(kernel, "LISTED_KV", t->row.tile_kv);
+    if (!wide) {
+        attn__kernel_set(kernel, "WIDTH", t->width_qk);
+        attn__kernel_set(kernel, "Q_STAGES", Q_STAGES);
+        attn__kernel_set(kernel, "DO_STAGES", DO_STAGES);
+        attn__kernel_set(kernel, "K_STAGES", K_STAGES);
+    }
+    attn__kernel_name(kernel, "_m%dn%d", t->row.tile_q, TILE_KV);
+    attn__kernel_finish(kernel, plan, THREADS, wide ? shared_of_wide() : shared_of((int)t->width_qk));
+}
+
 static void add_kernels(attn_plan *plan, const attn__mma_tiling *t) {
     attn__mma_add_delta(plan, t);
-    attn__kernel *kernel =
-        attn__mma_backward_kernel(plan, t, ATTN__BACKWARD_HOPPER, "backward_hopper.cu", "bwd_hopper");
-    attn__kernel_set(kernel, "WIDTH", t->width_qk);
-    attn__kernel_set(kernel, "Q_STAGES", Q_STAGES);
-    attn__kernel_set(kernel, "DO_STAGES", DO_STAGES);
-    attn__kernel_set(kernel, "K_STAGES", K_STAGES);
-    attn__kernel_name(kernel, "_m%dn%d", t->row.tile_q, TILE_KV);
-    attn__kernel_finish(kernel, plan, THREADS, shared_of((int)t->width_qk, t->row.tile_q));
+    add_products(plan, t);
     attn__mma_add_product(plan, t, true);
     attn__mma_add_rest(plan, t);
 }
@@ -67,16 +101,17 @@ static void add_kernels(attn_plan *plan, const attn__mma_tiling *t) {
 attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     const attn_problem *p = &plan->problem;
     attn__gpu_choice *choice = &plan->gpu_choice;
-    const int width = width_of(p), tile_q = 8192 / width;
-    attn__mma_tiling t = {{2, width, tile_q, TILE_KV, 8, 2, 2, width == 64 ? 8 : 4}, width, width, 0, 0, 1, true, true};
+    const int width = width_of(p), tile_q = tile_q_of(width), listed = listed_of(width);
+    const int warps_y = width == WIDE ? 4 : 2, dq_warps_m = width == 64 ? 8 : width == 128 ? 4 : 2;
+    attn__mma_tiling t = {{2, width, tile_q, listed, 8, warps_y, 2, dq_warps_m}, width, width, 0, 0, 1, true, true};
     attn__mma_shared(&t);
     t.parts = attn__mma_parts(plan, &t);
     const int64_t slots = attn__mma_slots(p, true, p->segments_q, tile_q);
-    const int64_t key_slots = attn__mma_slots(p, false, p->segments_kv, TILE_KV);
+    const int64_t key_slots = attn__mma_slots(p, false, p->segments_kv, listed);
     choice->tensor_cores = true;
     choice->tile_q = tile_q;
     choice->tile_kv = TILE_KV;
-    choice->stages = DO_STAGES;
+    choice->stages = width == WIDE ? WIDE_Q_STAGES : DO_STAGES;
     choice->warps = THREADS / 32;
     choice->group = 1;
     choice->splits = t.parts;
@@ -88,7 +123,7 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     choice->dq = attn__span_take(&plan->workspace, attn__mma_floats(p->heads_q, slots, tile_q * width));
     if (t.parts > 1) {
         choice->partial_o = attn__span_take(
-            &plan->workspace, attn__mma_floats(p->heads_kv, t.parts * key_slots * TILE_KV, p->dim_qk + p->dim_v));
+            &plan->workspace, attn__mma_floats(p->heads_kv, t.parts * key_slots * listed, p->dim_qk + p->dim_v));
     }
     add_kernels(plan, &t);
     return attn__succeed(error);
@@ -101,8 +136,9 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     mapped list[4];
     list_maps(p, &run->params, maps, list);
     for (int n = 0; n < 4 && !status; n++) {
-        attn__map_shape shape = attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value,
-                                                       list[n].queries ? plan->gpu_choice.tile_q : TILE_KV);
+        attn__map_shape shape =
+            attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value,
+                                   list[n].queries ? plan->gpu_choice.tile_q : listed_of(width_of(p)));
         /* Without rows nothing is read but the zeros outside: any address will do. */
         attn__tensor_ref ref = *list[n].ref;
         ref.data = shape.rows > 0 ? ref.data : run->params.dq_sum;
@@ -115,16 +151,17 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     return status;
 }
 
+/* tiles: as the kernel walks them, by as many blocks as share one. */
 static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
-    const int64_t processors = run->plan->gpu->processors;
+    const int64_t sharing = TILE_KV / listed_of(width_of(&run->plan->problem));
+    const int64_t most = run->plan->gpu->processors / sharing, groups = tiles < most ? tiles : most;
     attn__maps maps = {0};
     attn_status status = make_maps(run, &maps);
     if (!status && tiles) {
         run->maps = &maps;
         run->params.tiles = tiles;
         run->params.first_tile = 0;
-        status = attn__cuda_launch_raw(run, ATTN__BACKWARD_HOPPER, (unsigned)(tiles < processors ? tiles : processors),
-                                       &run->params);
+        status = attn__cuda_launch_raw(run, ATTN__BACKWARD_HOPPER, (unsigned)(groups * sharing), &run->params);
         run->maps = NULL;
     }
     return status;
@@ -141,11 +178,12 @@ attn_status attn__hopper_run_backward(attn__cuda_run *run) {
     const attn_args *args = run->args;
     const attn__gpu_choice *choice = &run->plan->gpu_choice;
     const int64_t queries = p->heads_q * attn__mma_slots(p, true, args->n_segments_q, choice->tile_q);
-    const int64_t keys = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, TILE_KV);
+    const int64_t keys = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, listed_of(width_of(p)));
+    const int64_t tiles = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, TILE_KV);
     const bool pairs = args->dk || args->dv || args->dq;
     attn_status status = attn__cuda_launch(run, ATTN__BACKWARD_DELTA, queries ? queries : 1);
     if (!status && pairs) {
-        status = launch_products(run, keys * choice->splits);
+        status = launch_products(run, tiles * choice->splits);
     }
     if (!status && (args->dk || args->dv)) {
         status = launch_listed(run, ATTN__BACKWARD_KEYS, keys * choice->splits);

@@ -11,7 +11,7 @@
 /* Blocks of this width still leave room for a block of queries and keys in the caches that kernels are sized for. */
 enum { WIDEST = 576 };
 /* A GPU's: what one block's registers and shared memory hold on the smallest of them. */
-enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256, WIDEST_HOPPER = 256, WIDEST_HOPPER_BACKWARD = 128 };
+enum { WIDEST_GPU_V = 512, WIDEST_MMA_BACKWARD = 256, WIDEST_HOPPER = 256 };
 
 static bool wider(int64_t dim, int64_t widest, char *value, size_t size) {
     snprintf(value, size, "%" PRId64, dim);
@@ -35,8 +35,6 @@ WIDER(wide_v_gpu, dim_v, WIDEST_GPU_V)
     }
 WIDER_BACKWARD(wide_qk_backward, dim_qk, WIDEST_MMA_BACKWARD)
 WIDER_BACKWARD(wide_v_backward, dim_v, WIDEST_MMA_BACKWARD)
-WIDER_BACKWARD(wide_qk_hopper, dim_qk, WIDEST_HOPPER_BACKWARD)
-WIDER_BACKWARD(wide_v_hopper, dim_v, WIDEST_HOPPER_BACKWARD)
 
 static bool is_f64(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
@@ -195,8 +193,6 @@ const attn__rule attn__rules[] = {
     {"hopper", "k.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_k},
     {"hopper", "v.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_v},
     {"hopper", "o.stride", BOXES " forward", "bulk copies take boxes of rows", no_boxes_o},
-    {"hopper", "dim_qk", "at most 128 backward", "the widest head whose sums fit a block's registers", wide_qk_hopper},
-    {"hopper", "dim_v", "at most 128 backward", "the widest head whose sums fit a block's registers", wide_v_hopper},
     {"hopper", "flags", "without ATTN_DETERMINISTIC", "dq is added up in no fixed order", deterministic},
     {"hopper", "softcap", "0 backward", "scores stay in registers as products leave them", caps_backward},
     {"hopper", "dout.dtype", "q's", "warp-group products take 16-bit factors", other_gradient},
