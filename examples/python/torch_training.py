@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of attention trained with PyTorch on whatever device there is: packed sequences, a sink, compiled or not."""
+"""A layer of attention trained with PyTorch on whatever device there is: packed sequences and a sink."""
 
 import torch
 

@@ -93,7 +93,7 @@ def attention_mask(
     """What attention_forward gets as attention_mask: None, rules, or a boolean tensor."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    function = mask_function or causal_mask_function
+    function = causal_mask_function if mask_function is None else mask_function
 
     def dense(**skips):
         return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function=function, attention_mask=attention_mask,
@@ -101,9 +101,8 @@ def attention_mask(
 
     skips = dict(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
     offsets = all(isinstance(n, int) for n in (q_length, kv_length, q_offset, kv_offset))
-    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     # One row's mask is no larger than the keys.
-    if use_vmap or q_length < 2 or not offsets or capturing or _torch.traced():
+    if use_vmap or _torch.traced() or not offsets or q_length < 2 or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return dense(**skips)
     padding = None
     if attention_mask is not None:

@@ -249,3 +249,15 @@ def test_rules_are_the_functions(rule, hidden, rows, keys, ahead):
              "all": ("none", "left", "right", "both", "hole", "all of one"), "window both ways": ("none", "right", "all of one"), "chunks": ()}
     if rows == keys and hidden in known[rule]:
         assert mask is None or type(mask) is _seen.Seen
+
+
+@pytest.mark.parametrize("kind", WANTED)
+def test_compiled_models(kind):
+    """Traced, masks are boolean tensors: the same logits."""
+    _, ours = models("Mistral")
+    given = {**inputs(kind), "use_cache": False}
+    real = given.get("attention_mask", torch.ones(2, 14)).bool()
+    with torch.no_grad():
+        want = ours(**given).logits[real]
+        got = torch.compile(ours, backend="eager", fullgraph=True)(**given).logits[real]
+    assert (got - want).abs().max() < 1e-4 * max(1.0, want.abs().max().item())
