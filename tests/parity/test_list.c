@@ -141,6 +141,7 @@ static bool chosen(uint64_t n) {
 static void test_features_shapes_types(void **state) {
     (void)state;
     campaign c = campaign_begin("list");
+    c.must_run = true;
     const char *only = getenv("ATTN_TEST_CASE");
     uint64_t n = 0;
     for (size_t f = 0; f < COUNT(features); f++) {

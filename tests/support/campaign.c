@@ -194,7 +194,11 @@ void campaign_try_again(campaign *c, const recipe *p) {
 }
 
 int campaign_end(const campaign *c) {
+    bool idle = c->must_run && c->runs == c->refusals && !machine_sharded();
     printf("%s: %lld cases, %lld runs, %lld refused by the rule, %d failures\n", c->title, (long long)c->recipes,
            (long long)c->runs, (long long)c->refusals, c->failures);
-    return c->failures;
+    if (idle) {
+        fprintf(stderr, "%s: nothing was run\n", c->title);
+    }
+    return c->failures + idle;
 }

@@ -11,6 +11,7 @@ typedef struct campaign {
     const char *title;
     int64_t recipes, runs, refusals;
     int failures;
+    bool must_run; /* a failure if the rules refuse everything; shards may be too small for that */
 } campaign;
 
 campaign campaign_begin(const char *title);

@@ -152,6 +152,11 @@ bool machine_shard(uint64_t n) {
     return n % of == mine;
 }
 
+bool machine_sharded(void) {
+    const char *text = getenv("ATTN_TEST_SHARD");
+    return text && *text;
+}
+
 static bool tensor_cores(const char *implementation) {
     return implementation && !strcmp(implementation, "mma");
 }

@@ -28,8 +28,9 @@ bool machine_rehearses(void);
 /* Names of the implementations to test, best first; NULL-terminated. On the CPU `all` also brings native and
  * reference, which are what the others are judged by. */
 const char *const *machine_implementations(bool all);
-/* Is the n-th case this program's? */
+/* Is the n-th case this program's? And does it have a part of the cases alone? */
 bool machine_shard(uint64_t n);
+bool machine_sharded(void);
 
 int machine_intensity(void);
 bool machine_seed(uint64_t *seed);

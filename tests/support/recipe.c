@@ -325,6 +325,34 @@ recipe recipe_random(uint64_t seed) {
     return p;
 }
 
+recipe recipe_random_half(uint64_t seed) {
+    static const recipe_form forms[] = {FORM_BSHD, FORM_BHSD, FORM_JOINT, FORM_SLICE, FORM_ODD};
+    static const int64_t dims[] = {8, 16, 24, 40, 64, 64, 72, 96, 128, 128, 128, 192, 256};
+    recipe p = recipe_random(seed);
+    rng draw = rng_seed(seed ^ 0x90A), *r = &draw;
+    p.name = "random half";
+    p.dtype = rng_chance(r, 0.5) ? ATTN_F16 : ATTN_BF16;
+    p.f32_out = false;
+    p.bias = p.dbias = p.mask = p.alibi = 0;
+    p.dropout = 0;
+    p.softcap = rng_chance(r, 0.15) ? p.softcap : 0;
+    p.scale = p.scale < 0 ? -p.scale : p.scale > 0 ? p.scale : 0.5f;
+    p.form = forms[rng_range(r, 0, COUNT(forms) - 1)];
+    p.batch = (int)rng_range(r, 1, 3);
+    p.heads_kv = (int)rng_range(r, 1, 2);
+    p.group = (int)rng_range(r, 1, 3);
+    p.tokens_q =
+        (int)(rng_chance(r, 0.5) ? rng_range(r, 1, 700) : rng_pick(r, telling_lengths, COUNT(telling_lengths)));
+    p.tokens_kv = rng_chance(r, 0.3) ? p.tokens_q : (int)rng_range(r, 1, 700);
+    p.dim_qk = (int)rng_pick(r, dims, COUNT(dims));
+    p.dim_v = rng_chance(r, 0.7) ? p.dim_qk : (int)rng_pick(r, dims, COUNT(dims));
+    for (double most = 4e7; (double)p.batch * p.heads_kv * p.group * p.tokens_q * p.tokens_kv * p.dim_qk > most;) {
+        int *less = p.batch > 1 ? &p.batch : p.group > 2 ? &p.group : p.heads_kv > 1 ? &p.heads_kv : &p.tokens_q;
+        *less = (*less + 1) / 2;
+    }
+    return p;
+}
+
 /* ---------------------------------------------------------------------------------------- printing */
 
 static void append(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));

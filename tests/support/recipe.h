@@ -54,6 +54,8 @@ typedef struct recipe {
 trial *recipe_trial(const recipe *r);
 /* Draws every field from the seed alone. */
 recipe recipe_random(uint64_t seed);
+/* Another of the same seed in what warp-group kernels take, with rows and keys for several of their tiles. */
+recipe recipe_random_half(uint64_t seed);
 /* One line with all that is not plain. */
 void recipe_text(const recipe *r, char *text, size_t size);
 

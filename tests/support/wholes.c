@@ -170,6 +170,7 @@ static const char *try_way(whole *w, const char *name, wholes_way take, uint64_t
  */
 int wholes_judged(const char *title, wholes_way take, bool forward_only) {
     campaign c = campaign_begin(title);
+    c.must_run = true;
     for (size_t n = 0; n < COUNT(wholes) * COUNT(dtypes); n++) {
         recipe p = wholes[n / 3];
         p.dtype = dtypes[n % 3];
