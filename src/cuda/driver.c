@@ -26,6 +26,8 @@ static attn_status load_symbols(attn__driver *driver, attn_error *error) {
 #undef ATTN__LOAD
     address = dlsym(driver->library, "cuFuncLoad");
     memcpy(&driver->FuncLoad, &address, sizeof address);
+    address = dlsym(driver->library, "cuLaunchKernelEx");
+    memcpy(&driver->LaunchKernelEx, &address, sizeof address);
     address = dlsym(driver->library, "cuTensorMapEncodeTiled");
     memcpy(&driver->TensorMapEncodeTiled, &address, sizeof address);
     return ATTN_OK;

@@ -60,6 +60,23 @@ enum { /* cuTensorMapEncodeTiled */
        CU_TENSOR_MAP_FILL_ZERO = 0
 };
 
+/* CUlaunchConfig and its attributes. */
+enum { CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+typedef struct attn__launch_attribute {
+    int id;
+    char unused[4];
+    union {
+        char bytes[64];
+        int value;
+    };
+} attn__launch_attribute;
+typedef struct attn__launch_config {
+    unsigned grid[3], block[3], shared;
+    attn_stream stream;
+    attn__launch_attribute *attributes;
+    unsigned n_attributes;
+} attn__launch_config;
+
 /* Member, symbol, parameters. */
 #define ATTN__DRIVER_LIST(X)                                                                                           \
     X(Init, "cuInit", (unsigned flags))                                                                                \
@@ -108,6 +125,8 @@ typedef struct attn__driver {
     ATTN__DRIVER_LIST(ATTN__MEMBER)
 #undef ATTN__MEMBER
     CUresult (*FuncLoad)(CUfunction function); /* NULL before CUDA 12.4 */
+    /* NULL before CUDA 11.8 */
+    CUresult (*LaunchKernelEx)(const attn__launch_config *config, CUfunction function, void **parameters, void **extra);
     /* NULL before CUDA 12.0. map: 128 bytes at a multiple of 64. */
     CUresult (*TensorMapEncodeTiled)(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                                      const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,

@@ -18,10 +18,11 @@
 enum { ROLE_FORWARD = 0 };
 
 /* Barriers, posted tiles and blocks behind the operands (forward_shared), rounded up. */
-#define SHARED_TAIL  640
-#define LONG_ROWS    6144       /* from here on wide blocks of keys pay at d 64 */
-#define ALARM_BITS   0x5d800000 /* 2^60 */
-#define COUNTER_SIZE sizeof(unsigned)
+#define SHARED_TAIL   640
+#define LONG_ROWS     6144                /* from here on wide blocks of keys pay at d 64 */
+#define ALARM_BITS    0x5d800000          /* 2^60 */
+#define COUNTER_SIZE  16                  /* a mark and a counter: forward_deal.cuh */
+#define SECTION_BYTES ((int64_t)32 << 20) /* keys and values of heads whose tiles run together */
 
 typedef struct variant {
     int dim_qk, dim_v; /* at most */
@@ -89,6 +90,9 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
                           "is %lld: so few rows are faster with the keys in parts, which it does not do",
                           (long long)p->tokens_q);
     }
+    if (p->rows_q == ATTN_DENSE && attn__cuda_query_blocks(p, 0, 64 * v->groups) > INT32_MAX / (p->heads_q + 1)) {
+        return attn__fail(error, ATTN_ERR_UNSUPPORTED, "batch", "is %lld: more than 2^31 tiles", (long long)p->batch);
+    }
     const bool dynamic = uneven(p), blind = v->blind && p->q.dtype == ATTN_BF16;
     const int consumer = v->groups == 4 ? 112 : v->groups == 3 ? 160 : dynamic ? 232 : 240;
     const int producer = v->groups == 4 ? 24 : v->groups == 3 ? 32 : dynamic ? 40 : 24;
@@ -152,6 +156,43 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     return status;
 }
 
+/* n / d for n < 2^31: with 2^(l - 1) < d <= 2^l the multiplier 2^(31 + l) / d, rounded up, has 32 bits. */
+static attn__divisor divisor_of(int64_t d) {
+    attn__divisor divisor = {0, 0};
+    if (d > 1) {
+        int l = 1;
+        while (((int64_t)1 << l) < d) {
+            l++;
+        }
+        divisor.multiplier = (unsigned)((((uint64_t)1 << (31 + l)) + (uint64_t)d - 1) / (uint64_t)d);
+        divisor.shift = (unsigned)(l - 1);
+    }
+    return divisor;
+}
+
+/* Tiles of equal work: a head's tiles run together, its keys and values are read once. Else the longest of a section
+ * come first. */
+static attn__deal deal_of(const attn_problem *p, int tile_q) {
+    attn__deal deal = {.by_group = divisor_of(p->heads_q / p->heads_kv)};
+    if (p->rows_q != ATTN_DENSE) {
+        return deal;
+    }
+    const int64_t lines = p->batch * p->heads_q, blocks = round_up_div(p->tokens_q, tile_q);
+    int64_t bytes = p->tokens_kv * (p->dim_qk + p->dim_v) * 2, width = 1;
+    if (uneven(p)) {
+        width = p->heads_q / p->heads_kv * (bytes > 0 && bytes < SECTION_BYTES ? SECTION_BYTES / bytes : 1);
+        width = width < lines ? width : lines;
+    }
+    deal.lines = (unsigned)lines;
+    deal.width = (unsigned)width;
+    deal.blocks = (unsigned)blocks;
+    deal.by_section = divisor_of(width * blocks);
+    deal.by_width = divisor_of(width);
+    deal.by_rest = divisor_of(lines % width);
+    deal.by_heads = divisor_of(p->heads_q);
+    return deal;
+}
+
 attn_status attn__hopper_run_forward(attn__cuda_run *run) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
@@ -162,11 +203,9 @@ attn_status attn__hopper_run_forward(attn__cuda_run *run) {
         return ATTN_OK;
     }
     attn_status status = make_maps(run, &maps);
-    if (!status && choice->extra.size) {
-        status = attn__cuda_zero(run, run->params.extra, choice->extra.size);
-    }
+    maps.deal = deal_of(p, choice->tile_q);
     run->params.tiles = tiles;
     run->params.first_tile = 0;
     int64_t blocks = tiles < plan->gpu->processors ? tiles : plan->gpu->processors;
-    return status ? status : attn__cuda_launch_raw(run, ROLE_FORWARD, (unsigned)blocks, &run->params);
+    return status ? status : attn__cuda_launch_early(run, ROLE_FORWARD, (unsigned)blocks, &run->params);
 }

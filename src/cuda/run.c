@@ -61,18 +61,36 @@ static int index_of(const attn__gpu_choice *choice, int role) {
     return n;
 }
 
-attn_status attn__cuda_launch_raw(attn__cuda_run *run, int role, unsigned blocks, void *parameters) {
+static attn_status launch(attn__cuda_run *run, int role, unsigned blocks, void *parameters, bool early) {
     const attn__gpu_choice *choice = &run->plan->gpu_choice;
     const attn__cuda_built *built = built_of(run);
+    const attn__driver *driver = &built->cuda->driver;
     int n = index_of(choice, role);
     if (n == choice->n_kernels) {
         return attn__fail(run->error, ATTN_ERR_INTERNAL, "plan", "has no kernel for role %d", role);
     }
     const attn__kernel *kernel = &choice->kernels[n];
     void *list[] = {parameters, (void *)(uintptr_t)run->maps};
-    CUresult result = built->cuda->driver.LaunchKernel(built->functions[n], blocks, 1, 1, (unsigned)kernel->threads, 1,
-                                                       1, (unsigned)kernel->shared, run->stream, list, NULL);
-    return result ? attn__driver_fail(&built->cuda->driver, result, "launch", kernel->name, run->error) : ATTN_OK;
+    attn__launch_attribute overlap = {.id = CU_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION, .value = 1};
+    const attn__launch_config config = {.grid = {blocks, 1, 1},
+                                        .block = {(unsigned)kernel->threads, 1, 1},
+                                        .shared = (unsigned)kernel->shared,
+                                        .stream = run->stream,
+                                        .attributes = &overlap,
+                                        .n_attributes = 1};
+    CUresult result = early && driver->LaunchKernelEx
+                          ? driver->LaunchKernelEx(&config, built->functions[n], list, NULL)
+                          : driver->LaunchKernel(built->functions[n], blocks, 1, 1, config.block[0], 1, 1,
+                                                 config.shared, run->stream, list, NULL);
+    return result ? attn__driver_fail(driver, result, "launch", kernel->name, run->error) : ATTN_OK;
+}
+
+attn_status attn__cuda_launch_raw(attn__cuda_run *run, int role, unsigned blocks, void *parameters) {
+    return launch(run, role, blocks, parameters, false);
+}
+
+attn_status attn__cuda_launch_early(attn__cuda_run *run, int role, unsigned blocks, void *parameters) {
+    return launch(run, role, blocks, parameters, true);
 }
 
 attn_status attn__cuda_launch(attn__cuda_run *run, int role, int64_t tiles) {

@@ -11,10 +11,25 @@ typedef struct attn__map {
     unsigned long long word[16];
 } __attribute__((aligned(ATTN__MAP_ALIGNMENT))) attn__map;
 
+/* n / d for n < 2^31, as (n * multiplier >> 32) >> shift; multiplier 0: d is 1. */
+typedef struct attn__divisor {
+    unsigned multiplier, shift;
+} attn__divisor;
+
+/* How tiles of dense rows are dealt out by number: in sections of `width` lines (a line: a head of a sequence), in each
+ * of them block by block from the last to the first, and within that line by line. */
+typedef struct attn__deal {
+    unsigned lines, width, blocks;   /* blocks of rows of a line */
+    attn__divisor by_section;        /* tiles of a section */
+    attn__divisor by_width, by_rest; /* lines of a section, of the last one */
+    attn__divisor by_heads, by_group;
+} attn__deal;
+
 /* Those that a kernel does not use stay zero. */
 typedef struct attn__maps {
     attn__map q, k, v, o;
     attn__map dout, dq, dk, dv;
+    attn__deal deal;
 } attn__maps;
 
 #endif

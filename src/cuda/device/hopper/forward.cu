@@ -4,7 +4,7 @@
  * One block a processor, persistent: warp group 0 produces (forward_producer.cuh), GROUPS others consume 64 rows of
  * each tile (forward_consumer.cuh). Constants beside those of the problem: GROUPS, TILE_KV, STAGES_Q, STAGES_K,
  * STAGES_V, WIDTH_V, QUERIES_HELD (as A's registers), NO_MAX and ALARM (forward_softmax.cuh), DYNAMIC (tiles drawn from
- * a counter in params.extra, 0 at launch), REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
+ * a counter in params.extra), REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
  *
  * Limits: scores of nothing but scale > 0, soft cap and band; heads up to 256; o of q's type. */
 #include "hopper/forward_consumer.cuh"
@@ -14,9 +14,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ATTN_KERNEL(const __grid_constant__ attn__params p, const __grid_constant__ attn__maps maps) {
     forward_shared &shared = SHARED_TAIL;
     const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    if (p.status && *p.status) {
-        return;
-    }
     if (threadIdx.x == 0) {
         for (int n = 0; n < STAGES_Q; n++) {
             barrier_init(barrier_at(shared.q_full, n), 1);
@@ -33,10 +30,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_publish();
     }
     __syncthreads();
+    if (threadIdx.x == 0) {
+        map_prefetch(maps.q);
+        map_prefetch(maps.k);
+        map_prefetch(maps.v);
+    }
+    launch_wait();
+    if (p.status && *p.status) {
+        return;
+    }
     if (group == 0) {
         registers_give<REGISTERS_PRODUCER>();
         if (threadIdx.x < 32) {
             produce(p, maps);
+        } else if (DYNAMIC && threadIdx.x < 64) {
+            if (threadIdx.x == 32) {
+                counter_open(p);
+            }
+            __syncwarp();
+            named_arrive(COUNTER_SYNC, 64);
         }
     } else {
         registers_take<REGISTERS_CONSUMER>();

@@ -3,7 +3,7 @@
  * NaN would reach them), and those whose scores pass FUSED_LIMIT. Hidden keys are left out; a visible value that is not
  * finite stays so, however small its weight. Slow and rare. Registers come out as the fast path leaves them. */
 #pragma once
-#include "hopper/forward_softmax.cuh"
+#include "hopper/forward_store.cuh"
 
 /* A score before w.factor, to all four lanes of a row: each sums a quarter of the columns. */
 INLINE float careful_score(const attn__params &p, int64_t query, int64_t key, int quarter) {
@@ -28,7 +28,7 @@ typedef struct careful_row {
 template <bool adding>
 INLINE void careful_pass(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
                          careful_row &row) {
-    const int length = side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence), head = tile.head / p.group;
+    const int length = side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence), head = tile.kv_head;
     const int rows = tile.rows < TILE_Q ? tile.rows : TILE_Q, quarter = at.lane & 3;
     int run, runs;
     side_range<ROWS_KV>(p.side_kv, tile.sequence, &run, &runs);
@@ -89,30 +89,26 @@ INLINE void careful_half(const attn__params &p, const forward_tile &tile, const 
     sum = wanted ? row.sum : sum;
 }
 
-/* Does this thread's part of row `half` need it? */
-INLINE bool row_is_odd(const forward_rows &w, int half, float reference, float sum) {
-    float odd = 0.0f * sum; /* 0 times anything that is not finite is NaN */
-#pragma unroll
-    for (int n = 0; n < SUMS; n++) {
-        odd = (n / 2 & 1) == half ? fmaf(w.o[n], 0.0f, odd) : odd;
-    }
-    return odd != 0.0f || !(fabsf(reference) < FUSED_LIMIT);
-}
+typedef struct odd_rows {
+    bool again[2], any; /* this thread's rows; some row of the warp */
+} odd_rows;
 
-/* True if rows of this warp were computed again. */
-INLINE bool redo_odd_rows(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
-                          float (&reference)[2], float (&sum)[2]) {
-    bool again[2];
+/* Which rows need it. */
+INLINE odd_rows find_odd_rows(const forward_tile &tile, const forward_place &at, const output_test &test,
+                              const float (&reference)[2], const float (&sum)[2]) {
+    odd_rows rows;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const unsigned odd = __ballot_sync(0xffffffffu, row_is_odd(w, half, reference[half], sum[half]) &&
-                                                            at.row + 8 * half < tile.rows);
-        again[half] = (odd >> (at.lane & 28) & 15) != 0;
+        const bool sound = test.zero[half] == 0 && is_finite(sum[half]) && fabsf(reference[half]) < FUSED_LIMIT;
+        const unsigned odd = __ballot_sync(0xffffffffu, !sound && at.row + 8 * half < tile.rows);
+        rows.again[half] = (odd >> (at.lane & 28) & 15) != 0;
     }
-    if (!__any_sync(0xffffffffu, again[0] || again[1])) {
-        return false;
-    }
-    careful_half<0>(p, tile, at, w, again[0], reference[0], sum[0]);
-    careful_half<1>(p, tile, at, w, again[1], reference[1], sum[1]);
-    return true;
+    rows.any = __any_sync(0xffffffffu, rows.again[0] || rows.again[1]);
+    return rows;
+}
+
+INLINE void redo_rows(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
+                      const odd_rows &rows, float (&reference)[2], float (&sum)[2]) {
+    careful_half<0>(p, tile, at, w, rows.again[0], reference[0], sum[0]);
+    careful_half<1>(p, tile, at, w, rows.again[1], reference[1], sum[1]);
 }

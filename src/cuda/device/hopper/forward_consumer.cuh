@@ -14,7 +14,6 @@
  * is released by every warp, since softmax_blind may read it once more; a stage of values by one thread a group. */
 #pragma once
 #include "hopper/forward_careful.cuh"
-#include "hopper/forward_store.cuh"
 
 #define SEAM_FIRST_O (STAGES_Q == 1)
 #define TURN         1 /* numbers of named barriers: GROUPS for turns, GROUPS for one group's threads */
@@ -238,33 +237,42 @@ INLINE void other_blocks(const attn__params &p, const forward_tile &tile, consum
     }
 }
 
-/* Outputs of a finished tile, whose queries lie in buffer `stage`; reference and sum are its rows'. */
-INLINE void store_tile(const attn__params &p, const attn__maps &maps, const forward_tile &tile, consumer &c,
-                       const forward_rows &w, const float (&reference)[2], const float (&sum)[2], int stage) {
+/* Outputs of a finished tile, whose queries lie in buffer `stage`; reference and sum are its rows'. Returns those that
+ * mend_tile is for. */
+INLINE odd_rows store_tile(const attn__params &p, const attn__maps &maps, const forward_tile &tile, consumer &c,
+                           const forward_rows &w, const float (&reference)[2], const float (&sum)[2], int stage) {
     float scale[2];
+    output_test test = {{0, 0}};
     finish_rows(p, tile, c.at, reference, sum, scale);
     if (STAGED) {
         named_sync(GROUP_SYNC + c.at.group, 128); /* no product of this group reads these queries any more */
         if (clips(tile, c.at.group * 64 + c.at.warp * 16) && (p.aligned & ATTN__ALIGNED_O)) {
-            stage_rows(p, maps, tile, c.at, w, scale, queries_at(stage));
+            stage_rows(p, maps, tile, c.at, w, scale, queries_at(stage), test);
             c.staged = stage;
-            return;
+            return find_odd_rows(tile, c.at, test, reference, sum);
         }
     }
-    store_rows(p, tile, c.at, w, scale);
+    store_rows(p, tile, c.at, w, scale, test);
     if (STAGES_Q > 1) {
         __syncwarp();
         release_queries(stage);
     }
+    return find_odd_rows(tile, c.at, test, reference, sum);
 }
 
-/* The same where products run on below: odd rows are stored once more, when nothing is under way. */
+/* Odd rows are stored once more, when no product is under way. */
 INLINE void mend_tile(const attn__params &p, const forward_tile &tile, const consumer &c, forward_rows &w,
-                      float (&reference)[2], float (&sum)[2]) {
-    float scale[2];
-    if (redo_odd_rows(p, tile, c.at, w, reference, sum)) {
+                      const odd_rows &odd, float (&reference)[2], float (&sum)[2]) {
+    if (odd.any) {
+        float scale[2];
+        output_test test = {{0, 0}};
+        redo_rows(p, tile, c.at, w, odd, reference, sum);
+        if (STAGED && c.at.lane == 0) {
+            stores_wait();
+        }
+        __syncwarp();
         finish_rows(p, tile, c.at, reference, sum, scale);
-        store_rows(p, tile, c.at, w, scale);
+        store_rows(p, tile, c.at, w, scale, test);
     }
 }
 
@@ -334,10 +342,10 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
             products_wait<1>();
             pin(w.o);
             release_values(c);
-            store_tile(p, maps, done, c, w, reference, sum, stage);
+            const odd_rows odd = store_tile(p, maps, done, c, w, reference, sum, stage);
             products_wait<0>();
             pin(w.s);
-            mend_tile(p, done, c, w, reference, sum);
+            mend_tile(p, done, c, w, odd, reference, sum);
         } else {
             wait_values(c);
             issue_outputs(c, w);
@@ -350,8 +358,8 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
             products_wait<0>();
             pin(w.o);
             release_values(c);
-            redo_odd_rows(p, done, c.at, w, reference, sum);
-            store_tile(p, maps, done, c, w, reference, sum, stage);
+            const odd_rows odd = store_tile(p, maps, done, c, w, reference, sum, stage);
+            mend_tile(p, done, c, w, odd, reference, sum);
         }
         round_weights(w);
     }
@@ -361,8 +369,8 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
     }
     products_wait<0>();
     pin(w.o);
-    redo_odd_rows(p, tile, c.at, w, w.reference, w.sum);
-    store_tile(p, maps, tile, c, w, w.reference, w.sum, c.q.stage);
+    const odd_rows odd = store_tile(p, maps, tile, c, w, w.reference, w.sum, c.q.stage);
+    mend_tile(p, tile, c, w, odd, w.reference, w.sum);
     if (STAGED) {
         stores_wait();
     }

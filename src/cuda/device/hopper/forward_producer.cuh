@@ -3,12 +3,12 @@
  * ahead of values, over the ends of tiles too. All its threads go the same way; one of them signals and starts copies.
  * A tensor whose address is no multiple of 16, which only a run knows, is read element by element instead. */
 #pragma once
-#include "hopper/forward_tile.cuh"
+#include "hopper/forward_deal.cuh"
 
 typedef struct producer {
     ring_place q, k, v;
     int posted; /* tiles */
-    int64_t at; /* number of the tile that was drawn last */
+    tile_draw draw;
     /* The block whose values are still to be brought. */
     int value_row, value_head, value_sequence;
     bool value_due;
@@ -64,33 +64,24 @@ INLINE int64_t extent_kv(const attn__params &p) {
     return ROWS_KV == DENSE ? p.side_kv.tokens : p.side_kv.total;
 }
 
-/* The next number: dealt out in turn, or (DYNAMIC) drawn from a counter that each launch finds at 0. */
-INLINE int64_t draw_tile(const attn__params &p, int64_t before) {
-    if (DYNAMIC) {
-        unsigned drawn = 0;
-        if ((threadIdx.x & 31) == 0) {
-            drawn = atomicAdd((unsigned *)p.extra, 1u);
-        }
-        return __shfl_sync(0xffffffffu, drawn, 0) + (int64_t)gridDim.x;
-    }
-    return before + gridDim.x;
-}
-
 INLINE int blocks_in(const key_walk &walk) {
     return walk.end > walk.at ? (walk.end - walk.at + TILE_KV - 1) / TILE_KV : 0;
 }
 
-/* Places the first tile from number `at` on that exists; blocks 0 if there is none. */
-INLINE forward_tile place_forward(const attn__params &p, producer &w) {
+/* Places the first tile from the drawn number on that exists; blocks 0 if there is none. */
+INLINE forward_tile place_forward(const attn__params &p, const attn__deal &deal, producer &w) {
     forward_tile tile;
     tile.blocks = 0;
-    for (; w.at < p.tiles; w.at = draw_tile(p, w.at)) {
-        tile_place place = place_tile(p, w.at, p.heads_q, p.group, 1, TILE_Q, 2 * (DIM_QK + DIM_V));
+    for (; w.draw.at < p.tiles; draw_again(p, w.draw)) {
+        const tile_place place = ROWS_Q == DENSE
+                                     ? deal_tile(p, deal, (unsigned)w.draw.at)
+                                     : place_tile(p, w.draw.at, p.heads_q, p.group, 1, TILE_Q, 2 * (DIM_QK + DIM_V));
         if (!place.exists) {
             continue;
         }
         const rows_run &run = place.run;
         tile.head = place.column;
+        tile.kv_head = (int)divide((unsigned)place.column, deal.by_group);
         tile.sequence = run.sequence;
         tile.row = (int)(run.first + place.first);
         tile.rows = run.rows - place.first;
@@ -130,13 +121,9 @@ INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer 
                         const key_block &block, int64_t first_row) {
     forward_shared &shared = SHARED_TAIL;
     const int row = block.count > 0 ? (int)(first_row + block.row) : NOWHERE;
-    const operand_box box = {keys_at(w.k.stage),
-                             barrier_at(shared.k_full, w.k.stage),
-                             TILE_KV,
-                             row,
-                             tile.head / p.group,
-                             tile.sequence,
-                             batch_kv(p, tile.sequence)};
+    const operand_box box = {
+        keys_at(w.k.stage),        barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head, tile.sequence,
+        batch_kv(p, tile.sequence)};
     if (WALKED && (threadIdx.x & 31) == 0) {
         forward_block posted = {block.position, block.count, block.whole, 0};
         shared.blocks[WALKED ? w.k.stage : 0] = posted;
@@ -180,10 +167,11 @@ INLINE forward_tile bring_tile(const attn__params &p, const attn__maps &maps, pr
     for (int n = tile.blocks - 1; n >= 0; n--) {
         const key_block block = block_back(p, w, left);
         if (n == (tile.blocks > 2 ? 2 : tile.blocks - 1)) { /* late, or the last tiles end unevenly */
-            w.at = draw_tile(p, w.at);
+            draw_start(p, w.draw);
         }
         if (n == 0) {
-            next = place_forward(p, w);
+            draw_finish(p, w.draw);
+            next = place_forward(p, maps.deal, w);
         }
         barrier_wait_warp(barrier_at(shared.k_empty, w.k.stage), w.k.parity);
         if (n == 0) { /* read by who waits for these keys */
@@ -200,16 +188,12 @@ INLINE forward_tile bring_tile(const attn__params &p, const attn__maps &maps, pr
 INLINE void produce(const attn__params &p, const attn__maps &maps) {
     forward_shared &shared = SHARED_TAIL;
     producer w;
-    if ((threadIdx.x & 31) == 0) {
-        map_prefetch(maps.q);
-        map_prefetch(maps.k);
-        map_prefetch(maps.v);
-    }
     w.q.stage = w.k.stage = w.v.stage = 0;
     w.q.parity = w.k.parity = w.v.parity = 1;
     w.value_due = false;
-    w.at = blockIdx.x;
-    forward_tile tile = place_forward(p, w);
+    w.draw.at = blockIdx.x;
+    w.draw.open = false;
+    forward_tile tile = place_forward(p, maps.deal, w);
     if ((threadIdx.x & 31) == 0) {
         shared.tiles[0] = tile;
     }

@@ -36,11 +36,27 @@ INLINE void finish_rows(const attn__params &p, const forward_tile &tile, const f
     }
 }
 
+/* Which rows' outputs are finite: 0 times each is summed, two at once; what is not finite makes that NaN. */
+typedef struct output_test {
+    uint32_t zero[2]; /* of rows `half` */
+} output_test;
+
+INLINE void test_pair(uint32_t pair, uint32_t &zero) {
+    if constexpr (DTYPE == F16) {
+        asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(zero) : "r"(pair), "r"(0));
+    } else {
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(zero) : "r"(pair), "r"(0));
+    }
+}
+
 /* Two outputs as a word. */
-INLINE uint32_t output_pair(const forward_rows &w, int n, const float (&scale)[2], const bool (&counts)[2]) {
+INLINE uint32_t output_pair(const forward_rows &w, int n, const float (&scale)[2], const bool (&counts)[2],
+                            output_test &test) {
     const int half = n / 2 & 1;
-    const uint32_t pair = narrow_pair<DTYPE>(w.o[n] * scale[half], w.o[n + 1] * scale[half]);
-    return !USED_Q || counts[half] ? pair : 0;
+    uint32_t pair = narrow_pair<DTYPE>(w.o[n] * scale[half], w.o[n + 1] * scale[half]);
+    pair = !USED_Q || counts[half] ? pair : 0;
+    test_pair(pair, test.zero[half]);
+    return pair;
 }
 
 INLINE void exchange(uint32_t &a, uint32_t &b, bool odd, int distance) {
@@ -51,7 +67,7 @@ INLINE void exchange(uint32_t &a, uint32_t &b, bool odd, int distance) {
 
 /* From registers: a transposition in each four lanes gives a lane 16 bytes of its own. */
 INLINE void store_rows(const attn__params &p, const forward_tile &tile, const forward_place &at, const forward_rows &w,
-                       const float (&scale)[2]) {
+                       const float (&scale)[2], output_test &test) {
     const bool counts[2] = {at.row < tile.rows, at.row + 8 < tile.rows}, aligned = (p.aligned & ATTN__ALIGNED_O) != 0;
     const int quarter = at.lane & 3;
 #pragma unroll
@@ -64,7 +80,7 @@ INLINE void store_rows(const attn__params &p, const forward_tile &tile, const fo
             uint32_t x[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                x[i] = n + 4 * i < SUMS ? output_pair(w, n + 4 * i + 2 * half, scale, counts) : 0;
+                x[i] = n + 4 * i < SUMS ? output_pair(w, n + 4 * i + 2 * half, scale, counts, test) : 0;
             }
             exchange(x[0], x[1], quarter & 1, 1);
             exchange(x[2], x[3], quarter & 1, 1);
@@ -90,16 +106,20 @@ INLINE void store_rows(const attn__params &p, const forward_tile &tile, const fo
 
 /* By way of shared memory; `buffer` is the tile's queries. */
 INLINE void stage_rows(const attn__params &p, const attn__maps &maps, const forward_tile &tile, const forward_place &at,
-                       const forward_rows &w, const float (&scale)[2], uint32_t buffer) {
+                       const forward_rows &w, const float (&scale)[2], uint32_t buffer, output_test &test) {
     const bool counts[2] = {at.row < tile.rows, at.row + 8 < tile.rows};
     const int first = at.group * 64 + at.warp * 16, r = first + (at.lane & 15);
 #pragma unroll
     for (int n = 0; n < SUMS / 8; n++) {
         const uint32_t piece = (n % 4) * 2 + (at.lane >> 4);
         const uint32_t to = buffer + (n / 4) * PANEL_Q + r * 128 + ((piece ^ (r & 7)) << 4);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                     "r"(output_pair(w, 8 * n, scale, counts)), "r"(output_pair(w, 8 * n + 2, scale, counts)),
-                     "r"(output_pair(w, 8 * n + 4, scale, counts)), "r"(output_pair(w, 8 * n + 6, scale, counts))
+        uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = output_pair(w, 8 * n + 2 * i, scale, counts, test);
+        }
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]),
+                     "r"(x[2]), "r"(x[3])
                      : "memory");
     }
     fence_async();

@@ -6,7 +6,7 @@
  * the first: under a causal mask the diagonal comes first, so that a row's reference is settled early. Where they are
  * one stretch (WALKED is 0) block n follows from n; else the producer posts each block beside its keys.
  *
- * Shared memory: queries | keys | values | barriers | tiles | blocks. Each operand is in panels of 64 columns (128
+ * Shared memory: queries | keys | values | barriers | blocks | tiles. Each operand is in panels of 64 columns (128
  * bytes a row). */
 #pragma once
 #include "keys.cuh"
@@ -32,16 +32,18 @@
 #define TILES_POSTED 4
 #define NOWHERE      (1 << 30) /* a row past every extent: reads as zeros */
 
-typedef struct forward_tile {
+typedef struct __align__(16) forward_tile {
     int64_t low; /* i' of the first row */
     int blocks;  /* of keys, at least 1; 0: no tile is left */
-    int head, sequence;
+    int head, kv_head, sequence;
     int row;      /* of the buffers: the tile's first */
     int rows;     /* that count, from there on; may pass the tile */
     int slot;     /* that are written, likewise */
     int position; /* of key block 0 (not WALKED) */
     int end;      /* past the last key (not WALKED) */
-} forward_tile;
+    int unused;
+}
+forward_tile;
 
 typedef struct forward_block {
     int position, count, whole, unused;
@@ -51,8 +53,8 @@ typedef struct forward_block {
 typedef struct forward_shared {
     uint64_t q_full[STAGES_Q], q_empty[STAGES_Q], k_full[STAGES_K], k_empty[STAGES_K], v_full[STAGES_V],
         v_empty[STAGES_V];
-    forward_tile tiles[TILES_POSTED]; /* the n-th of this block in place n % TILES_POSTED */
     forward_block blocks[WALKED ? STAGES_K : 1];
+    forward_tile tiles[TILES_POSTED]; /* the n-th of this block in place n % TILES_POSTED */
 } forward_shared;
 
 #define OPERANDS (STAGES_Q * BYTES_Q + STAGES_K * BYTES_K + STAGES_V * BYTES_V)
