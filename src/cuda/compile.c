@@ -55,6 +55,7 @@ static void read_usage(const char *log, attn__code *code) {
     code->registers = used ? number_before(used, " registers") : -1;
     code->stack_bytes = number_before(log, " bytes stack frame");
     code->spill_bytes = number_before(log, " bytes spill stores");
+    code->serialized = strstr(log, "C7510") || strstr(log, "wgmma.mma_async instructions are serialized");
 }
 
 static char *copy_log(const attn__cuda *cuda, nvrtcProgram program) {

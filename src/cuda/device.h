@@ -24,6 +24,7 @@ typedef struct attn__code {
     size_t size;
     /* As the assembler reports them; -1 where it did not (PTX). */
     int registers, stack_bytes, spill_bytes;
+    bool serialized; /* it told that warp-group products wait for one another; known where it was compiled */
 } attn__code;
 
 typedef struct attn__cuda_kernel {

@@ -108,7 +108,7 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     t.parts = attn__mma_parts(plan, &t);
     const int64_t slots = attn__mma_slots(p, true, p->segments_q, tile_q);
     const int64_t key_slots = attn__mma_slots(p, false, p->segments_kv, listed);
-    choice->tensor_cores = true;
+    choice->tensor_cores = choice->warp_groups = true;
     choice->tile_q = tile_q;
     choice->tile_kv = TILE_KV;
     choice->stages = width == WIDE ? WIDE_Q_STAGES : DO_STAGES;

@@ -22,7 +22,7 @@ static const struct peak {
 static double peak_flops_gpu(const attn__gpu *gpu, const attn__gpu_choice *choice, attn_dtype dtype) {
     double cycle = gpu->fma_cycle;
     if (choice->tensor_cores) {
-        cycle = dtype == ATTN_F32 ? gpu->mma_tf32_cycle : gpu->mma_cycle;
+        cycle = choice->warp_groups ? gpu->wgmma_cycle : dtype == ATTN_F32 ? gpu->mma_tf32_cycle : gpu->mma_cycle;
     }
     return cycle * gpu->hertz * gpu->processors;
 }

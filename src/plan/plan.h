@@ -101,9 +101,9 @@ typedef struct attn__kernel {
 #define ATTN__MAX_KERNELS 12
 typedef struct attn__gpu_choice {
     int tile_q, tile_kv, stages, warps;
-    int64_t group;  /* query heads packed into one tile's rows */
-    int64_t splits; /* parts of the keys */
-    bool tensor_cores;
+    int64_t group;                  /* query heads packed into one tile's rows */
+    int64_t splits;                 /* parts of the keys */
+    bool tensor_cores, warp_groups; /* the latter: by sm_90's own instructions */
     attn__kernel kernels[ATTN__MAX_KERNELS];
     int roles[ATTN__MAX_KERNELS];
     int n_kernels;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every kind of kernel compiles for every architecture, and none spills registers or keeps anything in local memory,
- * but for a short list with reasons. Needs NVRTC and no GPU: contexts of known GPUs compile what plans on them would
- * run.
+ * but for a short list with reasons, nor has warp-group products that wait for one another. Needs NVRTC and no GPU:
+ * contexts of known GPUs compile what plans on them would run.
  *
  * The list holds problem texts; "%s" is the 16-bit type, bf16 where the architecture has it. A kernel takes NVRTC one
  * to five seconds, so at the usual intensity a part of the list is compiled, each text for one architecture, in turn;
@@ -151,6 +151,10 @@ static void look(const attn_context *context, const attn__cuda_kernel *before, i
         if (!told || code->stack_bytes > allowed_bytes(k->kernel.name)) {
             printf("sm_%d %s: %d registers, %d bytes of stack, %d of spills (%s)\n", arch, k->kernel.name,
                    code->registers, code->stack_bytes, code->spill_bytes, text);
+            t->bad++;
+        }
+        if (code->serialized) {
+            printf("sm_%d %s: its warp-group products are serialized (%s)\n", arch, k->kernel.name, text);
             t->bad++;
         }
     }
