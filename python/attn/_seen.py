@@ -33,10 +33,17 @@ class Seen(torch.Tensor):
     def fits(self, q, k):
         return (q.shape[0], q.shape[2]) == (self.shape[0], self.shape[2]) and k.shape[2] >= self.keys and q.device == self.device
 
+    def moved(self, device):
+        to = lambda t: t.to(device) if isinstance(t, torch.Tensor) else t
+        return Seen(self.shape, device, dense=lambda: self.dense().to(device), causal=self.causal, window=self.window, ahead=self.ahead,
+                    keys=self.keys, used=to(self.used), rows=tree_map(to, self.rows))
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
             return args[0]
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") and kwargs.get("dtype") in (None, torch.bool):
+            return args[0].moved(kwargs["device"])
         plain = lambda t: t.dense() if isinstance(t, Seen) else t
         return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 

@@ -245,6 +245,10 @@ def test_rules_are_the_functions(rule, hidden, rows, keys, ahead):
     assert ((got - want)[some.expand(*some.shape[:2], 4)].abs() < 1e-5).all() and got.isfinite().all()
     if isinstance(mask, _seen.Seen):
         assert mask.shape == dense.shape and torch.equal(mask[..., :], dense) and torch.equal(torch.where(mask, 1, 0), dense.int())
+        elsewhere = mask.to("meta")
+        assert type(elsewhere) is _seen.Seen and elsewhere.device.type == "meta" and elsewhere.shape == mask.shape
+        assert all(t.device.type == "meta" for side in elsewhere.rows or () for t in side[:2] if t is not None)
+        assert type(mask.to(torch.float16)) is torch.Tensor
     known = {"causal": ("none", "left", "right", "all of one"), "window": ("none", "left", "right", "all of one"), "packed": ("none",),
              "all": ("none", "left", "right", "both", "hole", "all of one"), "window both ways": ("none", "right", "all of one"), "chunks": ()}
     if rows == keys and hidden in known[rule]:

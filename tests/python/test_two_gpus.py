@@ -186,3 +186,20 @@ def test_compiled_on_the_other_device():
         dout = torch.randn_like(want)
         for a, b in zip((got, *torch.autograd.grad(got, tensors, dout)), (want, *torch.autograd.grad(want, tensors, dout))):
             assert a.device == torch.device(place) and (a.float() - b.float()).abs().max() <= 2e-2 * max(1, b.abs().max().item())
+
+
+def test_rules_of_masks_travel():
+    """A layer of a transformers model on the other device gets its mask's rules there, not a matrix."""
+    m = pytest.importorskip("transformers.masking_utils")
+    import attn.transformers
+    from attn import _seen
+
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :4] = False
+    mask = attn.transformers.attention_mask(2, 9, 9, mask_function=m.sliding_window_causal_mask_function(3), attention_mask=padding,
+                                            device=padding.device)
+    there = mask.to("cuda:1")
+    assert type(there) is _seen.Seen and there.device == torch.device("cuda:1")
+    q, k, v = (t.transpose(1, 2) for t in make("cuda:1", 2, 9, 2, 16, dtype=torch.float32))
+    got, want = (attn.transformers.attention_forward(torch.nn.Module(), q, k, v, t)[0] for t in (there, mask[...].to("cuda:1")))
+    assert (got - want)[padding.to("cuda:1")].abs().max() < 1e-5
