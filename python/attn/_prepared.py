@@ -88,12 +88,27 @@ class _Call:
         """May rows belong to no sequence? Unknown where the lengths lie on the device."""
         return self.stray and (self.counted or others[4].tolist()[-1:] != [q.shape[0]] or others[5].tolist()[-1:] != [k.shape[0]])
 
+    def block(self):
+        try:
+            return self.blocks.pop()
+        except IndexError:
+            return _Block(self.kept)
+
+    def launch(self, block):
+        space, address, index = self.space, block.at_space, self.index
+        if space is not None:
+            space = _empty_like(space)
+            address = space.data_ptr()
+            if index is None:
+                address = (address + 63) // 64 * 64
+        stream = None if index is None else _stream(index)
+        if self.function(self.handle, block.at_args, address, self.workspace, stream, block.at_error):
+            raise_status(block.error)
+        self.blocks.append(block)
+
     def run(self, q, k, v, o, lse, others, seed, gradients):
         """others: tensors in the order of OTHERS, or None; seed: (seed, offset), a tensor of two on the device, or None."""
-        try:
-            block = self.blocks.pop()
-        except IndexError:
-            block = _Block(self.kept)
+        block = self.block()
         args = block.args
         _FIVE(args, _Q, q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0 if lse is None else lse.data_ptr())
         if others is not None:
@@ -105,24 +120,13 @@ class _Call:
                 _PAIR(args, _SEED, *seed)
             else:
                 _ONE(args, _DEVICE_SEED, seed.data_ptr())
-        space, address = self.space, block.at_space
-        if space is not None:
-            space = _empty_like(space)
-            address = space.data_ptr()
-        if self.index is None:
-            if space is not None:
-                address = (address + 63) // 64 * 64
-            failed = self.function(self.handle, block.at_args, address, self.workspace, None, block.at_error)
+        if self.counted:
+            board, at, word = _cuda.status_word(self.device)
+            _ONE(args, _STATUS, word)
+            self.launch(block)
+            _cuda.note_status(board, at)
         else:
-            if self.counted:
-                board, at, word = _cuda.status_word(self.device)
-                _ONE(args, _STATUS, word)
-            failed = self.function(self.handle, block.at_args, address, self.workspace, _stream(self.index), block.at_error)
-            if self.counted and not failed:
-                _cuda.note_status(board, at)
-        if failed:
-            raise_status(block.error)
-        self.blocks.append(block)
+            self.launch(block)
 
 
 class Forward(_Call):
@@ -187,23 +191,11 @@ class Backward(_Call):
 
     def plain(self, dout, q, k, v, o, lse):
         """dq, dk and dv where those are all that is wanted, and q, k and v all that was given."""
-        try:
-            block = self.blocks.pop()
-        except IndexError:
-            block = _Block(self.kept)
+        block = self.block()
         dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
         _PLAIN(block.args, _Q, q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(), dout.data_ptr(), 0, 0,
                dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), 0, 0)
-        space, address, index = self.space, block.at_space, self.index
-        if space is not None:
-            space = _empty_like(space)
-            address = space.data_ptr()
-            if index is None:
-                address = (address + 63) // 64 * 64
-        stream = None if index is None else _stream(index)
-        if self.function(self.handle, block.at_args, address, self.workspace, stream, block.at_error):
-            raise_status(block.error)
-        self.blocks.append(block)
+        self.launch(block)
         return dq, dk, dv
 
     def __init__(self, forward, need, dout, dlse, q, k, v, o, lse, others, seed):
