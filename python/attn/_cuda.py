@@ -7,6 +7,7 @@ for calls run at once there are more than a stream can hold launches, so that no
 at; a call that a CUDA graph records keeps a word of its own, which its replays write."""
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,15 +22,11 @@ _lock = threading.Lock()
 stream = torch._C._cuda_getCurrentRawStream if hasattr(torch._C, "_cuda_getCurrentRawStream") else None
 
 
-_sides = {}
-
-
-def aside(device):
-    """A stream whose memory is for what outlives a call: the current one's may belong to a graph that records the call."""
-    side = _sides.get(device)
-    if side is None:
-        side = _sides[device] = torch.cuda.Stream(device)
-    return torch.cuda.stream(side)
+def apart(make):
+    """What make() allocates to outlive a call. A thread and stream that record a graph may have memory of the graph's own,
+    so it is made in another thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def workspace(device, size):
@@ -43,9 +40,8 @@ def workspace(device, size):
 class _Board:
     def __init__(self, device):
         words = _TURN + _RECORDED
-        with aside(device):
-            self.words = torch.zeros(words, dtype=torch.int32, device=device)
-        torch.cuda.current_stream(device).wait_stream(_sides[device])
+        self.words = apart(lambda: torch.zeros(words, dtype=torch.int32, device=device))
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
         self.seen = torch.zeros(words, dtype=torch.int32, device="cpu", pin_memory=True)
         self.word, self.copy = self.words.split(1), self.seen.split(1)
         self.bytes = memoryview(self.seen.numpy()).cast("B")

@@ -46,16 +46,17 @@ _forward, _backward = _plain("attn_forward"), _plain("attn_backward")
 _PLAIN = struct.Struct("=5Q%dx8Q" % (_DOUT - _Q - 40)).pack_into
 _empty_like, _zeros_like = torch.empty_like, torch.zeros_like
 _stream = _cuda.stream
-_calls = {}
+_calls, _ones = {}, {}
 _lock = threading.Lock()
 
 
 def pattern(shape, dtype, device):
-    """One element that empty_like takes for a contiguous tensor of that shape."""
-    if device.type != "cuda":
-        return torch.empty(1, dtype=dtype, device=device).expand(shape)
-    with _cuda.aside(device):
-        return torch.empty(1, dtype=dtype, device=device).expand(shape)
+    """What empty_like takes for a contiguous tensor of that shape: views of one element for each type and device."""
+    one = _ones.get((dtype, device))
+    if one is None:
+        make = lambda: torch.empty(1, dtype=dtype, device=device)
+        one = _ones[dtype, device] = _cuda.apart(make) if device.type == "cuda" else make()
+    return one.expand(shape)
 
 
 class _Block:
