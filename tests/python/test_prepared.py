@@ -305,3 +305,16 @@ def test_saved_tensors_that_come_back_in_other_strides():
         with turned:
             got = run()
         assert all(torch.equal(a, b) for a, b in zip(got, want)) and all(torch.equal(a, b) for a, b in zip(run(), want))
+
+
+def test_first_call_without_autograd_at_all():
+    """What is kept of a call in inference mode serves training."""
+    tensors = make()
+    _prepared._ones.clear()
+    with torch.inference_mode():
+        want = attn.attention(*tensors, return_lse=True, out_dtype=torch.float32)[0].clone()
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    for _ in range(2):
+        o, lse = attn.attention(*leaves, return_lse=True, out_dtype=torch.float32)
+        assert torch.equal(o, want) and not lse.is_inference()
+        (o.sum() + lse.sum()).backward()
