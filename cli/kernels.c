@@ -104,8 +104,9 @@ static double now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* Tells what was chosen. */
 static cli_exit build_one(cli_report *report, const attn_context *context, const char *gpu, const attn_problem *problem,
-                          const attn_hints *hints, cli_error *error) {
+                          const attn_hints *hints, const char **chosen, cli_error *error) {
     char text[2048];
     attn_plan *plan;
     attn_error cause;
@@ -117,6 +118,7 @@ static cli_exit build_one(cli_report *report, const attn_context *context, const
     }
     double seconds = now() - start;
     attn_plan_query(plan, &info, &cause);
+    *chosen = info.implementation;
     cli_report_row(report);
     cli_report_text(report, "gpu", gpu);
     cli_report_text(report, "problem", text);
@@ -135,9 +137,15 @@ static cli_exit build_for(const kernels_options *given, const char *gpu, const c
         return code;
     }
     for (int p = 0; p < sweep->count && !code; p++) {
+        const char *chosen = "";
         for (int n = 0; n < (names->count ? names->count : 1) && !code; n++) {
             const attn_hints hints = cli_common_hints(&given->common, names->count ? names->value[n] : NULL);
-            code = build_one(report, context, gpu, &sweep->problems[p], &hints, error);
+            code = build_one(report, context, gpu, &sweep->problems[p], &hints, &chosen, error);
+        }
+        /* Of problems of the same code but other strides, or few rows, hopper leaves some to mma. */
+        if (!names->count && !code && strcmp(chosen, "hopper") == 0) {
+            const attn_hints hints = cli_common_hints(&given->common, "mma");
+            code = build_one(report, context, gpu, &sweep->problems[p], &hints, &chosen, error);
         }
     }
     attn_context_destroy(context);

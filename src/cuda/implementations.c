@@ -43,7 +43,7 @@ static attn_status prepare(attn_plan *plan, prepare_fn forward, prepare_fn backw
                                         .backward = id##_backward,                                                     \
                                         .release = attn__cuda_unbuild}
 
-ATTN__CUDA_ROW(hopper, 90, true, ATTN__BY_NAME);
+ATTN__CUDA_ROW(hopper, 90, true, ATTN__AUTOMATIC);
 ATTN__CUDA_ROW(mma, 75, true, ATTN__AUTOMATIC);
 ATTN__CUDA_ROW(ffma, 75, false, ATTN__AUTOMATIC);
 ATTN__CUDA_ROW(cuda_native, 75, false, ATTN__BY_NAME);

@@ -65,7 +65,7 @@ void attn__cuda_plan_lengths(attn_plan *plan) {
     memset(&choice->lengths, 0, sizeof choice->lengths);
     if (p->flags & ATTN_DEVICE_LENGTHS) {
         add_kernel(plan, ATTN__ROLE_CHECK, "check", 1, CHECK_THREADS);
-        if (p->pass == ATTN_BACKWARD || choice->extra.size) { /* what attn__cuda_zero clears */
+        if (p->pass == ATTN_BACKWARD) {
             add_kernel(plan, ATTN__ROLE_ZERO, "zero", 2, THREADS);
         }
         return;

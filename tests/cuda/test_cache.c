@@ -283,7 +283,7 @@ static void make_stale(const char *path) {
     assert_true(attn__record_read(data, (size_t)size, &record));
     char *sources = strstr(data + sizeof record.header, "sources ") + 8;
     *sources = *sources == '0' ? '1' : '0';
-    attn__code code = {(char *)(uintptr_t)record.code, record.header.code_size, 42, 8, 16};
+    attn__code code = {(char *)(uintptr_t)record.code, record.header.code_size, 42, 8, 16, false};
     attn__record_seal(&record.header, record.key, &code);
     assert_int_equal(pwrite(handle, &record.header, sizeof record.header, 0), sizeof record.header);
     assert_int_equal(

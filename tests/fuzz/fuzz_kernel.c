@@ -28,7 +28,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         hold(strlen(digits) == 32);
         attn__record_line(record.key, "name", value, sizeof value);
         hold(strlen(value) < sizeof value);
-        attn__code code = {(char *)(uintptr_t)record.code, record.header.code_size, 1, 2, 3};
+        attn__code code = {(char *)(uintptr_t)record.code, record.header.code_size, 1, 2, 3, false};
         attn__record_header sealed;
         if (strlen(record.key) + 1 == record.header.key_size) {
             attn__record_seal(&sealed, record.key, &code);

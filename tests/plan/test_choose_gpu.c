@@ -29,7 +29,7 @@ static const char *const texts[] = {
     "bwd:bf16:b1:h4:sq10:skv0:d64",
 };
 enum { TEXTS = sizeof texts / sizeof texts[0] };
-static const char *const names[] = {"mma", "ffma", "cuda_native"};
+static const char *const names[] = {"hopper", "mma", "ffma", "cuda_native"};
 enum { NAMES = sizeof names / sizeof names[0] };
 
 /* A choice made in memory that held `filling` before. */
