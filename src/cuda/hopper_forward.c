@@ -21,6 +21,7 @@ enum { ROLE_FORWARD = 0 };
 #define SHARED_TAIL   640
 #define LONG_ROWS     6144                /* from here on wide blocks of keys pay at d 64 */
 #define ALARM_BITS    0x5d800000          /* 2^60 */
+#define KEYS_A_TILE   256                 /* from here on splits pay */
 #define COUNTER_SIZE  16                  /* a mark and a counter: forward_deal.cuh */
 #define SECTION_BYTES ((int64_t)32 << 20) /* keys and values of heads whose tiles run together */
 
@@ -73,11 +74,12 @@ static bool uneven(const attn_problem *p) {
            p->flags & (ATTN_USED_Q | ATTN_USED_KV);
 }
 
-/* Few tiles over many keys: `mma` splits the keys, which this does not. */
+/* Few tiles over many keys: `mma` splits the keys, which this does not. On an H200 both take as long with 16 tiles of
+ * 128 rows over 4096 keys; this wins with 32. Few rows: `mma` packs a group's heads into its tile. */
 static bool wants_splits(const attn_plan *plan, const variant *v) {
     const attn_problem *p = &plan->problem;
     int64_t tiles = attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
-    bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv >= 1024;
+    bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv > KEYS_A_TILE * tiles;
     return !plan->hints.implementation && (plan->hints.splits > 1 || few || p->tokens_q < 32);
 }
 
