@@ -54,13 +54,17 @@ INLINE int buffer_before(const worker &w) {
     return w.ds_ring.stage == 0 ? DS_STAGES - 1 : w.ds_ring.stage - 1;
 }
 
-/* From P^T in s, with nothing under way, to P^T and dS^T in shared memory and dV of this group's queries under way. dQ
- * of the step before runs while dS^T is made. */
+/* From P^T in s, with dK of the step before still under way, to P^T and dS^T in shared memory and dV of this group's
+ * queries under way. dQ of the step before runs while dS^T is made. */
 template <bool first>
 INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], float (&dq)[NQ], uint32_t (&ds16)[NS / 2],
                   step_slots &slots) {
     float dp[NS];
     uint32_t p16[NS / 2];
+    if (!first) {
+        products_wait<0>();
+        release_both(w, Q_EMPTY + 8 * (1 - w.q_ring.stage));
+    }
     barrier_wait(w.shared + DO_FULL, (int)w.do_parity);
     w.do_parity ^= 1;
     if (!first) {
@@ -93,7 +97,7 @@ INLINE void exchange(worker &w) {
     w.ready_parity ^= 1;
     if (w.group == 0 && w.warp == 0) {
         const uint32_t full = w.peer + DSX_FULL + 8 * w.send.stage;
-        barrier_wait_peers(w.shared + DSX_EMPTY + 8 * w.send.stage, w.send.parity);
+        barrier_wait(w.shared + DSX_EMPTY + 8 * w.send.stage, (int)w.send.parity);
         if (w.lane == 0) {
             peer_expect(full, PANEL);
             peer_copy(w.peer + AT_DSX + w.send.stage * PANEL, w.shared + AT_DS + w.ds_ring.stage * PANEL, PANEL, full);
@@ -122,15 +126,13 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
     issue_dk(w, dk, ds16, q_now);
     products_wait<2>();
     release_both(w, DO_EMPTY);
+    release(w, FREE);
     products_wait<1>(); /* the next S^T is complete */
     pin(s);
     probabilities(p, w, s);
     if (!first) {
         add_dq_of(p, w, slots.late, dq);
     }
-    products_wait<0>();
-    release_both(w, Q_EMPTY + 8 * q_now);
-    release(w, FREE);
     ring_next<DS_STAGES>(w.ds_ring);
 }
 

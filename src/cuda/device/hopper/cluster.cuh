@@ -22,20 +22,27 @@ INLINE uint32_t peer_shared(uint32_t shared, int peer) {
     return address;
 }
 
-/* --- Barriers of the other block --- */
+/* --- Barriers of the other block. What was read before an arrival may be overwritten after it; arrivals that also
+ * published what was written would wait for all of the thread's additions to memory, a thousand cycles and more. --- */
 
 INLINE void peer_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 INLINE void peer_expect(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/* A word to the other block, and an arrival that publishes it to those who wait with word_wait. */
+INLINE void word_send(uint32_t to, int word, uint32_t barrier) {
+    asm volatile("st.shared::cluster.b32 [%0], %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%2];" ::"r"(to),
+                 "r"(word), "r"(barrier)
                  : "memory");
 }
-/* Of this block, where the other arrives too. */
-INLINE void barrier_wait_peers(uint32_t barrier, uint32_t parity) {
+INLINE void word_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{.reg .pred done;\n"
                  "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier),
+                 "@!done bra again;}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
 }

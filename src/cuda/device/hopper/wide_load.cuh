@@ -38,7 +38,7 @@ INLINE void load_step(const attn__params &p, const attn__maps &maps, const tile_
     const uint32_t slot = walk_slot(p, tile, now), half = at.rank * 2 * PANEL;
     const float *stats = (const float *)p.extra + (int64_t)slot * (2 * TILE_Q);
     const uint32_t q_full = at.shared + Q_FULL + 8 * at.q.stage, do_full = at.shared + DO_FULL;
-    barrier_wait_peers(at.shared + Q_EMPTY + 8 * at.q.stage, at.q.parity);
+    barrier_wait(at.shared + Q_EMPTY + 8 * at.q.stage, (int)at.q.parity);
     describe_step(p, tile, now, at.rank * HALF, last, slot,
                   *(step_record *)(shared_memory() + AT_STEPS + at.q.stage * STEP_RECORD));
     barrier_expect(q_full, ROWS_TILE + STATS);
@@ -46,7 +46,7 @@ INLINE void load_step(const attn__params &p, const attn__maps &maps, const tile_
                          now.head, tile.sequence, KEEP_FIRST);
     bulk_load(at.shared + AT_LSE + at.q.stage * STATS, stats, STATS, q_full);
     ring_next<Q_STAGES>(at.q);
-    barrier_wait_peers(at.shared + DO_EMPTY, at.do_parity);
+    barrier_wait(at.shared + DO_EMPTY, (int)at.do_parity);
     at.do_parity ^= 1;
     barrier_expect(do_full, ROWS_TILE + STATS);
     load_panels<true, 2>(at.shared + AT_DO + half, maps.dout, do_full, p.dout, 2 * at.rank, row, now.head,
@@ -91,11 +91,10 @@ INLINE int64_t draw_tile(const row_scratch &scratch, loader &at) {
     int number;
     if (at.rank == 0) {
         number = (int)(gridDim.x / 2) + atomicAdd(scratch.next_tile, 1);
-        barrier_wait_peers(at.shared + MAIL_EMPTY, at.mail_parity ^ 1);
-        asm volatile("st.shared::cluster.b32 [%0], %1;" ::"r"(at.peer + AT_MAIL), "r"(number) : "memory");
-        peer_arrive(at.peer + MAIL_FULL);
+        barrier_wait(at.shared + MAIL_EMPTY, (int)(at.mail_parity ^ 1));
+        word_send(at.peer + AT_MAIL, number, at.peer + MAIL_FULL);
     } else {
-        barrier_wait_peers(at.shared + MAIL_FULL, at.mail_parity);
+        word_wait(at.shared + MAIL_FULL, at.mail_parity);
         number = load_int(at.shared + AT_MAIL);
         peer_arrive(at.peer + MAIL_EMPTY);
     }

@@ -9,7 +9,8 @@
  *
  * FULL: bytes have landed. EMPTY: all have read; of Q and DO the warps of both blocks, since each block loads half of
  * the panels for both; of DSX the warps of the block that was written to. READY: P and dS of a step are stored; FREE:
- * the step's products have read P and the dS before. MAIL: the next tile's number, to the second block. */
+ * the step's products have read P, and those of the step before dS. MAIL: the next tile's number, to the second block.
+ */
 #pragma once
 #include "hopper/backward_records.cuh"
 #include "hopper/cluster.cuh"
@@ -22,6 +23,7 @@
 #define DS_STAGES 3
 #define X_STAGES  2
 
+static_assert(Q_STAGES == 2, "a step and the next");
 static_assert(TILE_Q == 64 && TILE_KV == 2 * HALF && LISTED_KV == HALF, "products are cut for these");
 
 /* Bytes; the host asks for AT_END (hopper_backward.c). */
