@@ -97,7 +97,7 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
     }
     const bool dynamic = uneven(p), blind = v->blind && p->q.dtype == ATTN_BF16;
     const int consumer = v->groups == 4 ? 112 : v->groups == 3 ? 160 : dynamic ? 232 : 240;
-    const int producer = v->groups == 4 ? 24 : v->groups == 3 ? 32 : dynamic ? 40 : 24;
+    const int producer = v->groups >= 3 ? 32 : dynamic ? 40 : 24;
     choice->tensor_cores = choice->warp_groups = true;
     choice->tile_q = 64 * v->groups;
     choice->tile_kv = v->tile_kv;

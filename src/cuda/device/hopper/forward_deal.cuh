@@ -42,7 +42,11 @@ INLINE void draw_start(const attn__params &p, tile_draw &draw) {
             draw.open = true;
         }
         if ((threadIdx.x & 31) == 0) {
-            draw.drawn = atomicAdd((unsigned *)((unsigned long long *)p.extra + 1), 1u);
+            /* not atomicAdd: the compiler gathers those of a warp, and waits for the number at once */
+            asm volatile("atom.global.inc.u32 %0, [%1], 0xffffffff;"
+                         : "=r"(draw.drawn)
+                         : "l"((unsigned long long *)p.extra + 1)
+                         : "memory");
         }
     }
 }

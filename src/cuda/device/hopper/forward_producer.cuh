@@ -25,6 +25,7 @@ typedef struct operand_box {
 INLINE void operand_load(const operand_box &box, const attn__map &map, int panels, uint64_t policy) {
     if ((threadIdx.x & 31) == 0) {
         barrier_expect(box.full, panels * box.rows * 128);
+#pragma unroll
         for (int panel = 0; panel < panels; panel++) {
             box_load(box.to + panel * box.rows * 128, map, box.full, 64 * panel, box.row, box.head, box.batch, policy);
         }
@@ -48,10 +49,11 @@ INLINE void operand_read(const operand_box &box, const attn__tensor_ref &tensor,
     }
 }
 
-/* By bulk copies where address and strides allow them. */
+/* bulk: by bulk copies alone; else where the address allows them. */
+template <bool bulk>
 INLINE void operand_bring(const operand_box &box, bool aligned, const attn__map &map, const attn__tensor_ref &tensor,
                           int panels, int dim, int64_t extent, uint64_t policy) {
-    if (aligned) {
+    if (bulk || aligned) {
         operand_load(box, map, panels, policy);
     } else {
         operand_read(box, tensor, panels, dim, extent);
@@ -103,89 +105,98 @@ INLINE forward_tile place_forward(const attn__params &p, const attn__deal &deal,
     return tile;
 }
 
-INLINE void bring_values(const attn__params &p, const attn__maps &maps, producer &w) {
+template <bool bulk> INLINE void bring_values(const attn__params &p, const attn__maps &maps, producer &w) {
     forward_shared &shared = SHARED_TAIL;
     if (w.value_due) {
         const operand_box box = {
             values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, w.value_row, w.value_head,
             w.value_sequence,     batch_kv(p, w.value_sequence)};
         barrier_wait_warp(barrier_at(shared.v_empty, w.v.stage), w.v.parity);
-        operand_bring(box, p.aligned & ATTN__ALIGNED_V, maps.v, p.v, PANELS_V, DIM_V, extent_kv(p), KEEP_FIRST);
+        operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_V, maps.v, p.v, PANELS_V, DIM_V, extent_kv(p), KEEP_FIRST);
         ring_next<STAGES_V>(w.v);
         w.value_due = false;
     }
 }
 
-/* Keys of a block, then the values of the block before it. */
-INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile,
-                        const key_block &block, int64_t first_row) {
+/* Keys from row `row` on, then the values of the block before. */
+template <bool bulk>
+INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile, int row) {
     forward_shared &shared = SHARED_TAIL;
-    const int row = block.count > 0 ? (int)(first_row + block.row) : NOWHERE;
     const operand_box box = {
         keys_at(w.k.stage),        barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head, tile.sequence,
         batch_kv(p, tile.sequence)};
-    if (WALKED && (threadIdx.x & 31) == 0) {
-        forward_block posted = {block.position, block.count, block.whole, 0};
-        shared.blocks[WALKED ? w.k.stage : 0] = posted;
-    }
-    operand_bring(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
+    operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
     ring_next<STAGES_K>(w.k);
-    bring_values(p, maps, w);
+    bring_values<bulk>(p, maps, w);
     w.value_row = row;
-    w.value_head = box.head;
+    w.value_head = tile.kv_head;
     w.value_sequence = tile.sequence;
     w.value_due = true;
 }
 
-/* The next block, going back; left: of those in the current stretch. */
+/* WALKED: the next block, going back; left: of those in the current stretch. */
 INLINE key_block block_back(const attn__params &p, producer &w, int &left) {
-    if (WALKED) {
-        while (left == 0 && w.walk.stretch > 1) {
-            w.walk.stretch -= 2;
-            walk_enter(p, w.view, w.walk);
-            left = blocks_in(w.walk);
-        }
+    while (left == 0 && w.walk.stretch > 1) {
+        w.walk.stretch -= 2;
+        walk_enter(p, w.view, w.walk);
+        left = blocks_in(w.walk);
     }
     left--;
     return walk_block(w.walk, left > 0 ? left : 0);
 }
 
-INLINE forward_tile bring_tile(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile) {
+/* Places the next tile and leaves it to all, who read it after they have waited for the last keys of the tile before.
+ * Its place is free: queries are brought for two tiles at most, so nobody is as far behind. */
+INLINE void post_tile(const attn__params &p, const attn__deal &deal, producer &w) {
+    const forward_tile tile = place_forward(p, deal, w);
+    if ((threadIdx.x & 31) == 0) {
+        SHARED_TAIL.tiles[w.posted % TILES_POSTED] = tile;
+    }
+    __syncwarp();
+    w.posted++;
+}
+
+/* Everything of the tile that was posted last; in between the next one is posted. */
+template <bool bulk> INLINE void bring_tile(const attn__params &p, const attn__maps &maps, producer &w) {
     forward_shared &shared = SHARED_TAIL;
+    const forward_tile tile = shared.tiles[(w.posted - 1) % TILES_POSTED];
     if (STAGES_Q == 1) {
-        bring_values(p, maps, w);
+        bring_values<bulk>(p, maps, w);
     }
     const operand_box box = {
         queries_at(w.q.stage),    barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head, tile.sequence,
         batch_q(p, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
-    operand_bring(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
+    operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
     ring_next<STAGES_Q>(w.q);
-    const int64_t first_row = ROWS_KV == PACKED ? p.side_kv.cu[tile.sequence] : 0;
-    int left = blocks_in(w.walk);
-    forward_tile next;
+    const int first = ROWS_KV == PACKED ? p.side_kv.cu[tile.sequence] : 0;
+    int left = WALKED ? blocks_in(w.walk) : 0;
+    int row = tile.end > tile.position ? first + tile.position + (tile.blocks - 1) * TILE_KV : NOWHERE;
+#pragma unroll 1
     for (int n = tile.blocks - 1; n >= 0; n--) {
-        const key_block block = block_back(p, w, left);
+        key_block block;
+        if (WALKED) {
+            block = block_back(p, w, left);
+            row = block.count > 0 ? (int)(first + block.row) : NOWHERE;
+        }
         if (n == (tile.blocks > 2 ? 2 : tile.blocks - 1)) { /* late, or the last tiles end unevenly */
             draw_start(p, w.draw);
         }
         if (n == 0) {
             draw_finish(p, w.draw);
-            next = place_forward(p, maps.deal, w);
+            post_tile(p, maps.deal, w);
         }
         barrier_wait_warp(barrier_at(shared.k_empty, w.k.stage), w.k.parity);
-        if (n == 0) { /* read by who waits for these keys */
-            if ((threadIdx.x & 31) == 0) {
-                shared.tiles[w.posted % TILES_POSTED] = next;
-            }
-            w.posted++;
+        if (WALKED && (threadIdx.x & 31) == 0) {
+            forward_block posted = {block.position, block.count, block.whole, 0};
+            shared.blocks[WALKED ? w.k.stage : 0] = posted;
         }
-        bring_block(p, maps, w, tile, block, first_row);
+        bring_block<bulk>(p, maps, w, tile, row);
+        row -= TILE_KV;
     }
-    return next;
 }
 
-INLINE void produce(const attn__params &p, const attn__maps &maps) {
+template <bool bulk> INLINE void produce_all(const attn__params &p, const attn__maps &maps) {
     forward_shared &shared = SHARED_TAIL;
     producer w;
     w.q.stage = w.k.stage = w.v.stage = 0;
@@ -193,17 +204,24 @@ INLINE void produce(const attn__params &p, const attn__maps &maps) {
     w.value_due = false;
     w.draw.at = blockIdx.x;
     w.draw.open = false;
-    forward_tile tile = place_forward(p, maps.deal, w);
-    if ((threadIdx.x & 31) == 0) {
-        shared.tiles[0] = tile;
-    }
-    w.posted = 1;
-    if (tile.blocks == 0 &&
+    w.posted = 0;
+    post_tile(p, maps.deal, w);
+    if (shared.tiles[0].blocks == 0 &&
         (threadIdx.x & 31) == 0) { /* nothing at all: consumers wait for queries before they read the first tile */
         barrier_arrive(barrier_at(shared.q_full, 0));
     }
-    while (tile.blocks) {
-        tile = bring_tile(p, maps, w, tile);
+    while (shared.tiles[(w.posted - 1) % TILES_POSTED].blocks) {
+        bring_tile<bulk>(p, maps, w);
     }
-    bring_values(p, maps, w);
+    bring_values<bulk>(p, maps, w);
+}
+
+/* Two forms, since the one that also reads element by element needs more registers than a producer has. */
+INLINE void produce(const attn__params &p, const attn__maps &maps) {
+    const unsigned all = ATTN__ALIGNED_Q | ATTN__ALIGNED_K | ATTN__ALIGNED_V;
+    if ((p.aligned & all) == all) {
+        produce_all<true>(p, maps);
+    } else {
+        produce_all<false>(p, maps);
+    }
 }
