@@ -55,8 +55,6 @@ attn_status attn__cuda_begin(attn__cuda_run *run, const attn_plan *plan, const a
 /* Launches the plan's kernel of that role over `tiles` blocks, in several launches where the grid's limit is passed
  * (params.first_tile); none for 0 tiles. */
 attn_status attn__cuda_launch(attn__cuda_run *run, int role, int64_t tiles);
-/* Bytes of device memory set to 0, in the stream; not if a check of device lengths failed before. */
-attn_status attn__cuda_zero(attn__cuda_run *run, void *memory, size_t size);
 /* Restores the caller's context. Returns `status`. */
 attn_status attn__cuda_end(attn__cuda_run *run, attn_status status);
 

@@ -106,7 +106,7 @@ void attn__cuda_plan_lengths(attn_plan *plan);
 attn_status attn__cuda_bring_lengths(attn__cuda_run *run);
 
 /* Roles of kernels that every implementation shares; implementations number theirs from 0. */
-enum { ATTN__ROLE_UPLOAD = 100, ATTN__ROLE_CHECK = 101, ATTN__ROLE_ZERO = 102 };
+enum { ATTN__ROLE_UPLOAD = 100, ATTN__ROLE_CHECK = 101 };
 
 /* Launches the kernel of that role with a parameter block of its own. */
 attn_status attn__cuda_launch_raw(attn__cuda_run *run, int role, unsigned blocks, void *parameters);

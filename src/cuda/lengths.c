@@ -9,7 +9,7 @@
 #include "cuda/device/lengths.h"
 #include "problem/problem.h"
 
-enum { ARRAYS = 8, GAP = 64, CHECK_THREADS = 1024, THREADS = 256, ZERO_BLOCKS = 1024 };
+enum { ARRAYS = 8, GAP = 64, CHECK_THREADS = 1024, THREADS = 256 };
 
 typedef struct array {
     const void *from; /* host */
@@ -65,9 +65,6 @@ void attn__cuda_plan_lengths(attn_plan *plan) {
     memset(&choice->lengths, 0, sizeof choice->lengths);
     if (p->flags & ATTN_DEVICE_LENGTHS) {
         add_kernel(plan, ATTN__ROLE_CHECK, "check", 1, CHECK_THREADS);
-        if (p->pass == ATTN_BACKWARD) {
-            add_kernel(plan, ATTN__ROLE_ZERO, "zero", 2, THREADS);
-        }
         return;
     }
     size_t size = lay(p, arrays);
@@ -207,22 +204,4 @@ attn_status attn__cuda_bring_lengths(attn__cuda_run *run) {
     point(&run->params.side_kv, arrays + 4, memory);
     take_sizes(run->args, arrays);
     return upload(run, arrays);
-}
-
-/* --- Clearing memory --- */
-
-attn_status attn__cuda_zero(attn__cuda_run *run, void *memory, size_t size) {
-    const attn__cuda_built *built = run->plan->built;
-    if (size == 0) {
-        return ATTN_OK;
-    }
-    if (run->params.status) {
-        attn__zero block = {memory, size, run->params.status};
-        size_t blocks = (size / 16 + THREADS) / THREADS;
-        return attn__cuda_launch_raw(run, ATTN__ROLE_ZERO, (unsigned)(blocks < ZERO_BLOCKS ? blocks : ZERO_BLOCKS),
-                                     &block);
-    }
-    CUresult result = built->cuda->driver.MemsetD8Async((CUdeviceptr)(uintptr_t)memory, 0, size, run->stream);
-    return result ? attn__driver_fail(&built->cuda->driver, result, "workspace", "cuMemsetD8Async", run->error)
-                  : ATTN_OK;
 }

@@ -3,15 +3,13 @@
  *   UPLOAD  writes words that travel as kernel parameters, so that a captured graph holds them and no host memory has
  *           to outlive the call;
  *   CHECK   one block compares lengths that lie in device memory with the problem, by the rules that the host applies
- *           to its own, and leaves the first breach, or 0, in *status;
- *   ZERO    clears memory, unless the check found a breach. */
+ *           to its own, and leaves the first breach, or 0, in *status. */
 #include "types.cuh"
 
 #include "lengths.h"
 
 #define UPLOAD 0
 #define CHECK  1
-#define ZERO   2
 
 #define PACKED   1
 #define SEGMENTS 2
@@ -138,7 +136,7 @@ extern "C" __global__ void ATTN_KERNEL(const __grid_constant__ attn__upload p) {
         p.to[n] = p.data[n];
     }
 }
-#elif TASK == CHECK
+#else
 extern "C" __global__ void __launch_bounds__(1024) ATTN_KERNEL(const __grid_constant__ attn__check p) {
     __shared__ int found;
     if (threadIdx.x == 0) {
@@ -149,20 +147,6 @@ extern "C" __global__ void __launch_bounds__(1024) ATTN_KERNEL(const __grid_cons
     check_side(p.kv, p.batch, 1, &found);
     if (threadIdx.x == 0) {
         *p.status = found == 0x7fffffff ? 0 : found;
-    }
-}
-#else
-extern "C" __global__ void ATTN_KERNEL(const __grid_constant__ attn__zero p) {
-    attn__u64 step = (attn__u64)gridDim.x * blockDim.x, at = (attn__u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (p.status && *p.status) {
-        return;
-    }
-    attn__u64 words = (uintptr_t)p.memory % 16 == 0 ? p.size / 16 : 0;
-    for (attn__u64 n = at; n < words; n += step) {
-        ((uint4 *)p.memory)[n] = make_uint4(0, 0, 0, 0);
-    }
-    for (attn__u64 n = words * 16 + at; n < p.size; n += step) {
-        p.memory[n] = 0;
     }
 }
 #endif

@@ -28,12 +28,6 @@ typedef struct attn__check {
     int *status;
 } attn__check;
 
-typedef struct attn__zero {
-    unsigned char *memory;
-    attn__u64 size;
-    const int *status;
-} attn__zero;
-
 /* A status word that is not 0: array, index (saturating), rule. The smallest word wins, so the first entry of the
  * first array is told. */
 #define ATTN__WORD_INDEX_MAX 0x3fffff
