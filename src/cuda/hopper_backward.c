@@ -22,7 +22,7 @@ enum { TILE_KV = 128, THREADS = 384, LISTED_BY = 8 };
 enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
 enum { WIDE = 256, WIDE_Q_STAGES = 2, WIDE_BARRIERS = 18 };
 /* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
-enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128, MAIL = 8 };
+enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128, PLACE_RECORD = 104, MAIL = 8 };
 
 /* Head size that products are cut for. */
 static int width_of(const attn_problem *p) {
@@ -42,9 +42,9 @@ static int listed_of(int width) {
 static size_t shared_of(int width) {
     const int tile_q = tile_q_of(width);
     int tiles = (K_STAGES + 1) * TILE_KV * width + (Q_STAGES + DO_STAGES) * tile_q * width + 3 * TILE_KV * tile_q;
-    int barriers = 2 * (K_STAGES + 1 + Q_STAGES + DO_STAGES);
+    int barriers = 2 * (K_STAGES + 1 + Q_STAGES + DO_STAGES + 1);
     return (size_t)(2 * tiles + (Q_STAGES + DO_STAGES) * tile_q * 4 + Q_STAGES * STEP_RECORD +
-                    K_STAGES * OUTPUT_RECORD + TILE_RECORD + 8 * barriers);
+                    K_STAGES * OUTPUT_RECORD + 2 * PLACE_RECORD + 8 * barriers);
 }
 
 /* K, V and DO; half of the other block's K; Q; P, DS and DSX. */
@@ -162,6 +162,16 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     return status;
 }
 
+/* A kernel that begins before those ahead of it have ended, and waits for them itself (gradient_blocks.cuh). */
+static attn_status launch_early(attn__cuda_run *run, int role, int64_t tiles) {
+    if (tiles <= 0 || tiles > INT32_MAX) {
+        return attn__cuda_launch(run, role, tiles);
+    }
+    run->params.tiles = tiles;
+    run->params.first_tile = 0;
+    return attn__cuda_launch_early(run, role, (unsigned)tiles, &run->params);
+}
+
 /* tiles: as the kernel walks them, by as many blocks as share one. */
 static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
     const int64_t sharing = TILE_KV / listed_of(width_of(&run->plan->problem));
@@ -172,7 +182,9 @@ static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
         run->maps = &maps;
         run->params.tiles = tiles;
         run->params.first_tile = 0;
-        status = attn__cuda_launch_raw(run, ATTN__BACKWARD_HOPPER, (unsigned)(groups * sharing), &run->params);
+        status = sharing == 1
+                     ? attn__cuda_launch_early(run, ATTN__BACKWARD_HOPPER, (unsigned)groups, &run->params)
+                     : attn__cuda_launch_raw(run, ATTN__BACKWARD_HOPPER, (unsigned)(groups * sharing), &run->params);
         run->maps = NULL;
     }
     return status;
@@ -181,7 +193,7 @@ static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
 /* A block a processor, which finds its tiles on a list. */
 static attn_status launch_listed(attn__cuda_run *run, int role, int64_t tiles) {
     const int64_t processors = run->plan->gpu->processors;
-    return tiles ? attn__cuda_launch(run, role, tiles < processors ? tiles : processors) : ATTN_OK;
+    return tiles ? launch_early(run, role, tiles < processors ? tiles : processors) : ATTN_OK;
 }
 
 attn_status attn__hopper_run_backward(attn__cuda_run *run) {
@@ -195,7 +207,7 @@ attn_status attn__hopper_run_backward(attn__cuda_run *run) {
     if (p->heads_q == 0) {
         return ATTN_OK; /* no elements; the launch below wants a head even where there are no rows */
     }
-    attn_status status = attn__cuda_launch(run, ATTN__BACKWARD_DELTA, queries ? queries : 1);
+    attn_status status = launch_early(run, ATTN__BACKWARD_DELTA, queries ? queries : 1);
     if (!status && pairs) {
         status = launch_products(run, tiles * choice->splits);
     }
@@ -203,16 +215,16 @@ attn_status attn__hopper_run_backward(attn__cuda_run *run) {
         status = launch_listed(run, ATTN__BACKWARD_KEYS, keys * choice->splits);
     }
     if (!status && choice->splits > 1 && (args->dk || args->dv)) {
-        status = attn__cuda_launch(run, ATTN__BACKWARD_PARTS, keys);
+        status = launch_early(run, ATTN__BACKWARD_PARTS, keys);
     }
     if (!status && args->dq) {
-        status = attn__cuda_launch(run, ATTN__BACKWARD_SUMS, queries);
+        status = launch_early(run, ATTN__BACKWARD_SUMS, queries);
     }
     if (!status && args->dq) {
         status = launch_listed(run, ATTN__BACKWARD_QUERIES, queries);
     }
     if (!status && args->dsink) {
-        status = attn__cuda_launch(run, ATTN__BACKWARD_DSINK, p->heads_q);
+        status = launch_early(run, ATTN__BACKWARD_DSINK, p->heads_q);
     }
     return status;
 }

@@ -186,17 +186,22 @@ INLINE void compute_all(const attn__params &p, int warp) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     ATTN_KERNEL(const __grid_constant__ attn__params p, const __grid_constant__ attn__maps maps) {
     const int warp = __shfl_sync(0xffffffffu, (int)(threadIdx.x / 32), 0);
-    if (p.status && *p.status != 0) {
-        return;
-    }
     if (threadIdx.x == 0) {
         barriers_make(shared_address(shared_memory()));
     }
     __syncthreads();
+    wait_for_launches();
+    if (p.status && *p.status != 0) {
+        return;
+    }
     if (warp < 4) {
         registers_give<24>();
         if (threadIdx.x == 0) {
-            load_all(p, maps);
+            load_queries(p, maps);
+        } else if (threadIdx.x == 32) {
+            load_douts(p, maps);
+        } else if (threadIdx.x == 64) {
+            place_all(p);
         }
     } else {
         registers_take<240>();

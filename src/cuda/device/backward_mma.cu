@@ -362,6 +362,7 @@ INLINE bool listed_find(const attn__params &p, const tile_list &list, int n, til
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    wait_for_launches();
     if (p.status && *p.status != 0) {
         return;
     }

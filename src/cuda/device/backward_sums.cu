@@ -15,19 +15,71 @@
 #define WORKERS   256
 #define PITCH_ROW (WIDTH_QK + 4)
 
+/* A warp's sums are 16 rows of 64 columns: 8 blocks of 8. */
+#define BY_REGISTERS (LISTS && DQ_SUM == 1 && DQ_DTYPE != F32 && DQ_M == 1 && DQ_N == 8 && WARPS * 32 == WORKERS)
+
+/* Straight from the order of add_dq to rows. False, with nothing written, if a sum is not finite. */
+INLINE bool store_from_registers(const attn__params &p, const rows_run &run, int head, int first, int rows, int slot,
+                                 const float *sums) {
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const float4 *from = (const float4 *)sums + warp * 256 + lane;
+    const float scale = p.scale;
+    float4 x[8];
+    float odd = 0.0f; /* 0 times anything that is not finite is NaN */
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        x[n] = from[n * 32];
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        odd = fmaf(x[n].x, 0.0f, fmaf(x[n].y, 0.0f, fmaf(x[n].z, 0.0f, fmaf(x[n].w, 0.0f, odd))));
+    }
+    if (__syncthreads_or(!(odd == 0.0f))) {
+        return false;
+    }
+    const int row = warp / DQ_WARPS_N * 16 + lane / 4, column = warp % DQ_WARPS_N * 64 + lane % 4 * 8;
+    const int half = DQ_DTYPE == F32 ? F16 : DQ_DTYPE;
+    uint16_t *to = (uint16_t *)p.dq.data + row_offset(p.dq, run.sequence, head, run.first + first + row) + column;
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+        uint32_t upper[4], lower[4];
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            upper[m] = narrow_pair<half>(x[n + m].x * scale, x[n + m].y * scale);
+            lower[m] = narrow_pair<half>(x[n + m].z * scale, x[n + m].w * scale);
+        }
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        const uint4 first_row = gather_row(upper[0], upper[1], upper[2], upper[3], lane % 4);
+        const uint4 second_row = gather_row(lower[0], lower[1], lower[2], lower[3], lane % 4);
+        if (column + n * 8 < DIM_QK && row < slot) {
+            *(uint4 *)(to + n * 8) = row < rows ? first_row : zero;
+        }
+        if (column + n * 8 < DIM_QK && row + 8 < slot) {
+            *(uint4 *)(to + 8 * p.dq.stride[2] + n * 8) = row + 8 < rows ? second_row : zero;
+        }
+    }
+    return true;
+}
+
 /* 16 rows at a time through shared memory: sums come in the order of add_dq, rows leave in theirs. */
 INLINE void sums_to_dq(const attn__params &p, int64_t number) {
     __shared__ __align__(16) float line[16 * PITCH_ROW];
     const int64_t slots = query_slots(p);
-    const int head = (int)(number / slots);
+    const int head = (int)quotient(number, slots);
     int n, block;
-    if (!slot_find<ROWS_Q>(p.side_q, p.batch, number % slots, TILE_Q, &n, &block)) {
+    if (!slot_find<ROWS_Q>(p.side_q, p.batch, number - head * slots, TILE_Q, &n, &block)) {
         return;
     }
     const rows_run run = side_run<ROWS_Q, USED_Q>(p.side_q, n);
     const int rows = run.rows - block * TILE_Q, slot = p.accumulate ? rows : run.slot - block * TILE_Q;
     const float *sums = p.dq_sum + number * DQ_TILE;
     typedef element_t<DQ_DTYPE> element;
+    if (BY_REGISTERS && DIM_QK % 8 == 0 && (p.aligned & ATTN__ALIGNED_DQ) && !p.accumulate && boxes_read(p)) {
+        if (!store_from_registers(p, run, head, block * TILE_Q, rows, slot, sums) && threadIdx.x == 0) {
+            list_add(row_scratch_of(p).queries, (int)number);
+        }
+        return;
+    }
     if (LISTS) {
         bool wild = !boxes_read(p);
         for (int at = (int)threadIdx.x; at < DQ_TILE / 4; at += WORKERS) {
@@ -157,6 +209,7 @@ INLINE void clear_dbias(const attn__params &p, int64_t number) {
 }
 
 extern "C" __global__ void __launch_bounds__(WORKERS) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    wait_for_launches();
     if (p.status && *p.status != 0) {
         return;
     }

@@ -17,34 +17,62 @@
 #define LANES (DIM_V > 128 ? 32 : DIM_V > 64 ? 16 : 8)
 #define ROWS  (WARPS * 32 / LANES) /* at once */
 
-/* Sum over LANES lanes of dout * o of one row. */
-INLINE float row_delta(const attn__params &p, int s, int head, int64_t row) {
-    const int64_t o = row_offset(p.o, s, head, row), dout = row_offset(p.dout, s, head, row);
+#define AT_ONCE 4 /* rows of a thread under way */
+
+/* A thread's part of the sum of dout * o of one row. */
+INLINE float row_delta(const attn__params &p, int64_t o, int64_t dout) {
     const int lane = (int)(threadIdx.x % LANES);
     float sum = 0.0f;
-    if (O_DTYPE == DOUT_DTYPE && O_DTYPE != F32 && DIM_V % 8 == 0 && (p.aligned & ATTN__ALIGNED_O) &&
-        (p.aligned & ATTN__ALIGNED_DOUT)) {
-#pragma unroll
-        for (int column = lane * 8; column < DIM_V; column += LANES * 8) {
-            uint4 a = *(const uint4 *)((const uint16_t *)p.o.data + o + column);
-            uint4 b = *(const uint4 *)((const uint16_t *)p.dout.data + dout + column);
-            const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const int half = O_DTYPE == F32 ? F16 : O_DTYPE;
-                sum = fmaf(widen<half>((uint16_t)x[n]), widen<half>((uint16_t)y[n]), sum);
-                sum = fmaf(widen<half>((uint16_t)(x[n] >> 16)), widen<half>((uint16_t)(y[n] >> 16)), sum);
-            }
-        }
-    } else { /* the same columns a lane in the same order: the bits do not tell how the tensors lie */
-        for (int column = lane * 8; column < DIM_V; column += LANES * 8) {
-            for (int n = 0; n < 8 && column + n < DIM_V; n++) {
-                sum = fmaf(load_element<O_DTYPE>(p.o.data, o + (column + n) * p.o.stride[3]),
-                           load_element<DOUT_DTYPE>(p.dout.data, dout + (column + n) * p.dout.stride[3]), sum);
-            }
+    for (int column = lane * 8; column < DIM_V; column += LANES * 8) {
+        for (int n = 0; n < 8 && column + n < DIM_V; n++) {
+            sum = fmaf(load_element<O_DTYPE>(p.o.data, o + (column + n) * p.o.stride[3]),
+                       load_element<DOUT_DTYPE>(p.dout.data, dout + (column + n) * p.dout.stride[3]), sum);
         }
     }
     return sum;
+}
+INLINE float piece_delta(uint4 a, uint4 b, float sum) {
+    const int half = O_DTYPE == F32 ? F16 : O_DTYPE;
+    const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        sum = fmaf(widen<half>((uint16_t)x[n]), widen<half>((uint16_t)y[n]), sum);
+        sum = fmaf(widen<half>((uint16_t)(x[n] >> 16)), widen<half>((uint16_t)(y[n] >> 16)), sum);
+    }
+    return sum;
+}
+/* That of rows first, first + ROWS, ... of a run, those below `count`; all loads are under way before any is used. The
+ * same columns a lane in the same order either way: the bits do not tell how the tensors lie. */
+INLINE void row_deltas(const attn__params &p, int s, int head, int64_t run_first, int first, int count,
+                       float (&sums)[AT_ONCE]) {
+    const bool pieces = O_DTYPE == DOUT_DTYPE && O_DTYPE != F32 && DIM_V % 8 == 0 && (p.aligned & ATTN__ALIGNED_O) &&
+                        (p.aligned & ATTN__ALIGNED_DOUT);
+    const int lane = (int)(threadIdx.x % LANES);
+    int64_t o[AT_ONCE], dout[AT_ONCE];
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++) {
+        o[n] = row_offset(p.o, s, head, run_first + first + n * ROWS);
+        dout[n] = row_offset(p.dout, s, head, run_first + first + n * ROWS);
+        sums[n] = 0.0f;
+        if (!pieces && first + n * ROWS < count) {
+            sums[n] = row_delta(p, o[n], dout[n]);
+        }
+    }
+    for (int column = lane * 8; pieces && column < DIM_V; column += LANES * 8) {
+        uint4 a[AT_ONCE], b[AT_ONCE];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            a[n] = b[n] = make_uint4(0, 0, 0, 0);
+            if (first + n * ROWS < count) {
+                a[n] = *(const uint4 *)((const uint16_t *)p.o.data + o[n] + column);
+                b[n] = *(const uint4 *)((const uint16_t *)p.dout.data + dout[n] + column);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            sums[n] = piece_delta(a[n], b[n], sums[n]);
+        }
+    }
 }
 INLINE float sum_over_lanes(float sum) {
 #pragma unroll
@@ -61,6 +89,7 @@ INLINE float row_dsink(const attn__params &p, int head, float lse, float delta) 
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __grid_constant__ attn__params p) {
+    wait_for_launches();
     if (p.status && *p.status != 0) {
         return;
     }
@@ -72,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     if (scratch.slots == 0) {
         return;
     }
-    const int64_t slot = number % scratch.slots;
-    const int head = (int)(number / scratch.slots);
+    const int head = (int)quotient(number, scratch.slots);
+    const int64_t slot = number - head * scratch.slots;
     int n, block;
     rows_run run;
     int count = 0;
@@ -83,45 +112,57 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
     }
     float dsink = 0.0f;
     if (count > 0) {
-        const float factor = p.scale * LOG2E;
-        const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : 1.0;
-        for (int r0 = 0; r0 < TILE_Q; r0 += ROWS) {
-            const int r = r0 + (int)threadIdx.x / LANES;
-            const int64_t row = run.first + block * TILE_Q + r;
-            float lse2 = INFINITY_F, delta = 0.0f;
-            if (r < count && !p.delta.data) {
-                delta = row_delta(p, run.sequence, head, row);
-            }
-            delta = sum_over_lanes(delta);
-            if (r < count) {
-                const float lse = ((const float *)p.lse.data)[row_offset(p.lse, run.sequence, head, row)];
-                if (p.delta.data) {
-                    delta = ((const float *)p.delta.data)[row_offset(p.delta, run.sequence, head, row)];
-                }
-                if (HAS_DLSE && p.dlse.data) {
-                    delta -= ((const float *)p.dlse.data)[row_offset(p.dlse, run.sequence, head, row)];
-                }
-                if (HAS_SINK && threadIdx.x % LANES == 0) {
-                    dsink += row_dsink(p, head, lse, delta);
-                }
-                if (lse == -INFINITY_F) {
-                    delta = 0.0f;
-                } else {
-                    /* +inf marks rows that see nothing, so a true one is kept apart */
-                    lse2 = lse == INFINITY_F ? 3.4e38f : (float)((double)lse * units);
-                    lse2 = fabsf(lse2) == INFINITY_F ? copysignf(3.4e38f, lse2) : lse2;
-                }
-            }
-            if (threadIdx.x % LANES == 0 && r < TILE_Q) {
-                float *stats = scratch.stats + number * (2 * TILE_Q);
-                stats[stat_at(r)] = lse2;
-                stats[TILE_Q + stat_at(r)] = delta;
-            }
-        }
         if (CLEAR_DQ && p.dq.data) {
             float4 *sums = (float4 *)(p.dq_sum + number * (TILE_Q * WIDTH_QK));
             for (int at = (int)threadIdx.x; at < TILE_Q * WIDTH_QK / 4; at += WARPS * 32) {
                 sums[at] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        const float factor = p.scale * LOG2E;
+        const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : 1.0;
+        for (int r0 = (int)threadIdx.x / LANES; r0 < TILE_Q; r0 += AT_ONCE * ROWS) {
+            float deltas[AT_ONCE] = {}, lses[AT_ONCE];
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const int r = r0 + n * ROWS;
+                lses[n] = -INFINITY_F;
+                if (r < count) {
+                    const int64_t row = run.first + block * TILE_Q + r;
+                    lses[n] = ((const float *)p.lse.data)[row_offset(p.lse, run.sequence, head, row)];
+                }
+            }
+            if (!p.delta.data) {
+                row_deltas(p, run.sequence, head, run.first + block * TILE_Q, r0, count, deltas);
+            }
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const int r = r0 + n * ROWS;
+                const int64_t row = run.first + block * TILE_Q + r;
+                const float lse = lses[n];
+                float lse2 = INFINITY_F, delta = sum_over_lanes(deltas[n]);
+                if (r < count) {
+                    if (p.delta.data) {
+                        delta = ((const float *)p.delta.data)[row_offset(p.delta, run.sequence, head, row)];
+                    }
+                    if (HAS_DLSE && p.dlse.data) {
+                        delta -= ((const float *)p.dlse.data)[row_offset(p.dlse, run.sequence, head, row)];
+                    }
+                    if (HAS_SINK && threadIdx.x % LANES == 0) {
+                        dsink += row_dsink(p, head, lse, delta);
+                    }
+                    if (lse == -INFINITY_F) {
+                        delta = 0.0f;
+                    } else {
+                        /* +inf marks rows that see nothing, so a true one is kept apart */
+                        lse2 = lse == INFINITY_F ? 3.4e38f : (float)((double)lse * units);
+                        lse2 = fabsf(lse2) == INFINITY_F ? copysignf(3.4e38f, lse2) : lse2;
+                    }
+                }
+                if (threadIdx.x % LANES == 0 && r < TILE_Q) {
+                    float *stats = scratch.stats + number * (2 * TILE_Q);
+                    stats[stat_at(r)] = lse2;
+                    stats[TILE_Q + stat_at(r)] = delta;
+                }
             }
         }
     }

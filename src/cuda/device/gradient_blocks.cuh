@@ -2,9 +2,8 @@
  * Backward's own row blocks. A run of rows is cut into blocks of TILE_Q (queries) or TILE_KV (keys) rows; each block
  * has a slot. What one kernel of backward leaves for the next lies by query slots, heads outermost:
  *
- *     extra:  stats  [head][slot][2][TILE_Q]  lse in the unit of exponents (delta.cu), +inf where a row does not exist or sees nothing, so
- *                                             that its probabilities are 0 without a mask; then the sum of dout * o,
- *                                             less dlse; 0 in such rows
+ *     extra:  stats  [head][slot][2][TILE_Q]  lse in the unit of exponents (delta.cu), +inf where a row does not exist
+ * or sees nothing, so that its probabilities are 0 without a mask; then the sum of dout * o, less dlse; 0 in such rows
  *             sinks  [head][slot]             a block's part of dsink
  *     dq_sum: [head][slot][TILE_Q * DIM_QK_PAD] float32 sums of dq in an order of backward_mma.cu's own
  *
@@ -62,8 +61,8 @@ template <int layout>
 INLINE bool slot_find(const attn__side_ref &side, int batch, int64_t slot, int tile, int *run, int *block) {
     if (layout == DENSE) {
         int64_t each = blocks_of(side.tokens, tile);
-        *run = (int)(slot / each);
-        *block = (int)(slot % each);
+        *run = (int)quotient(slot, each);
+        *block = (int)(slot - *run * each);
         return true;
     }
     if (layout == PACKED) {
@@ -147,6 +146,14 @@ INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot,
 INLINE bool boxes_read(const attn__params &p) {
     const unsigned needed = ATTN__ALIGNED_Q | ATTN__ALIGNED_K | ATTN__ALIGNED_V | ATTN__ALIGNED_DOUT;
     return (p.aligned & needed) == needed;
+}
+
+/* With LISTS launches overlap (hopper_backward.c): a kernel may begin while those before it run, reads and writes no
+ * memory until they have ended, and lets the next one begin. */
+INLINE void wait_for_launches() {
+    if (LISTS) {
+        asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+    }
 }
 
 INLINE void list_add(const tile_list &list, int tile) {

@@ -169,25 +169,28 @@ INLINE bool tile_find(const attn__params &p, int64_t number, int64_t section, ti
     const int heads = PASS_KEYS ? p.heads_kv : p.heads_q;
     tile.part = 0;
     if (SPLIT) {
-        tile.part = (int)(number % p.splits);
-        number /= p.splits;
+        const int64_t whole = quotient(number, p.splits);
+        tile.part = (int)(number - whole * p.splits);
+        number = whole;
     }
     if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) {
         const int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
         const int64_t pairs = (int64_t)p.batch * heads;
         section = smaller(section, pairs);
-        const int64_t first = number / (section * blocks) * section, wide = smaller(section, pairs - first);
+        const int64_t first = quotient(number, section * blocks) * section, wide = smaller(section, pairs - first);
         number -= first * blocks;
-        tile.block = (int)(number / wide);
-        tile.head = (int)((first + number % wide) % heads);
-        tile.x_run = (int)((first + number % wide) / heads);
+        tile.block = (int)quotient(number, wide);
+        const int64_t pair = first + number - tile.block * wide;
+        tile.x_run = (int)quotient(pair, heads);
+        tile.head = (int)(pair - (int64_t)tile.x_run * heads);
         if (!PASS_KEYS) {
             tile.block = (int)blocks - 1 - tile.block;
         }
         return true;
     }
-    tile.head = (int)(number % heads);
-    number /= heads;
+    const int64_t line = quotient(number, heads);
+    tile.head = (int)(number - line * heads);
+    number = line;
     return PASS_KEYS ? slot_find<ROWS_KV>(p.side_kv, p.batch, number, TILE_KV, &tile.x_run, &tile.block)
                      : slot_find<ROWS_Q>(p.side_q, p.batch, number, TILE_Q, &tile.x_run, &tile.block);
 }

@@ -19,6 +19,11 @@ typedef struct rows_run {
     int sequence;
 } rows_run;
 
+/* a / b of numbers that are not negative; 64-bit division costs several times as much. */
+INLINE int64_t quotient(int64_t a, int64_t b) {
+    return ((a | b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
+}
+
 /* S_q or S_kv of the definition. */
 template <int layout, int used> INLINE int side_length(const attn__side_ref &side, int s) {
     if (layout == SEGMENTS) {

@@ -23,10 +23,6 @@ typedef struct tile_place {
     bool exists;
 } tile_place;
 
-/* a / b of numbers that are not negative; 64-bit division costs several times as much. */
-INLINE int64_t quotient(int64_t a, int64_t b) {
-    return ((a | b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
-}
 INLINE int64_t blocks_of(int64_t rows, int tokens) {
     return quotient(rows + tokens - 1, tokens);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loading thread of backward on Hopper: takes tiles of keys one after another, walks the blocks of queries that see
- * them (gradient_walk.cuh), and keeps the stages full. It alone knows sequences, heads and bands; the computing warps
- * get records (backward_memory.cuh).
+ * The three threads that feed the computing warps of backward on Hopper, each of a warp of its own: one takes tiles of
+ * keys one after another and places them, one loads keys and q, one values and dout. Both loading threads walk the
+ * blocks of queries that see the tile (gradient_walk.cuh). They alone know sequences, heads and bands; the computing
+ * warps get records (backward_records.cuh). Every step waits for its loads with little in reserve, so what a thread
+ * does for a step must be short: hence three.
  *
  * Tiles come from a counter, those with most to do first. A tile that no query sees costs the computing warps nothing:
  * it goes to the list of tiles for backward_mma.cu, which writes its zeros. */
@@ -17,82 +19,138 @@ INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, con
     }
 }
 
-typedef struct load_rings {
-    ring_place q, dout, k;
-    uint32_t v_parity;
-} load_rings;
+/* --- The placing thread --- */
 
-/* One step: q and lse to one stage, dout and delta to another. */
-INLINE void load_step(const attn__params &p, const attn__maps &maps, const tile_place &tile, const walk &now, bool last,
-                      uint32_t shared, load_rings &rings) {
-    const int64_t row = span_of(tile, now).first + (int64_t)now.block * TILE_Q;
-    const uint32_t slot = walk_slot(p, tile, now);
-    const float *stats = (const float *)p.extra + (int64_t)slot * (2 * TILE_Q);
-    const uint32_t q_full = shared + Q_FULL + 8 * rings.q.stage, do_full = shared + DO_FULL + 8 * rings.dout.stage;
-    barrier_wait(shared + Q_EMPTY + 8 * rings.q.stage, rings.q.parity);
-    describe_step(p, tile, now, 0, last, slot,
-                  *(step_record *)(shared_memory() + AT_STEPS + rings.q.stage * STEP_RECORD));
-    barrier_expect(q_full, QUERY_TILE + STATS);
-    load_panels(shared + AT_Q + rings.q.stage * QUERY_TILE, maps.q, q_full, p.q, TILE_Q, row, now.head, tile.sequence,
-                KEEP_FIRST);
-    bulk_load(shared + AT_LSE + rings.q.stage * STATS, stats, STATS, q_full);
-    ring_next<Q_STAGES>(rings.q);
-    barrier_wait(shared + DO_EMPTY + 8 * rings.dout.stage, rings.dout.parity);
-    barrier_expect(do_full, QUERY_TILE + STATS);
-    load_panels(shared + AT_DO + rings.dout.stage * QUERY_TILE, maps.dout, do_full, p.dout, TILE_Q, row, now.head,
-                tile.sequence, KEEP_FIRST);
-    bulk_load(shared + AT_DELTA + rings.dout.stage * STATS, stats + TILE_Q, STATS, do_full);
-    ring_next<DO_STAGES>(rings.dout);
-}
-
-/* A tile whose walk has at least one block. */
-INLINE void load_tile(const attn__params &p, const attn__maps &maps, const tile_place &tile, walk &w, uint32_t shared,
-                      load_rings &rings) {
-    const uint32_t k_full = shared + K_FULL + 8 * rings.k.stage;
-    barrier_wait(shared + K_EMPTY + 8 * rings.k.stage, rings.k.parity);
-    describe_output(p, tile, 0, *(output_record *)(shared_memory() + AT_OUTPUTS + rings.k.stage * OUTPUT_RECORD));
-    barrier_expect(k_full, KEY_TILE);
-    load_panels(shared + AT_K + rings.k.stage * KEY_TILE, maps.k, k_full, p.k, TILE_KV, tile.row, tile.head,
-                tile.sequence, DROP_FIRST);
-    ring_next<K_STAGES>(rings.k);
-    bool more = true, first = true;
-    while (more) {
-        const walk now = w;
-        more = walk_next(p, tile, w);
-        load_step(p, maps, tile, now, !more, shared, rings);
-        if (first) {
-            barrier_wait(shared + V_EMPTY, rings.v_parity);
-            barrier_expect(shared + V_FULL, KEY_TILE);
-            load_panels(shared + AT_V, maps.v, shared + V_FULL, p.v, TILE_KV, tile.row, tile.head, tile.sequence,
-                        DROP_FIRST);
-            rings.v_parity ^= 1;
-            first = false;
-        }
-    }
-}
-
-INLINE void load_all(const attn__params &p, const attn__maps &maps) {
-    const uint32_t shared = shared_address(shared_memory());
-    tile_place &tile = *(tile_place *)(shared_memory() + AT_TILE);
-    const int64_t section = section_pairs(p);
+/* The next tile with something to do; rows -1 if none is left. Tiles that no query sees, or whose tensors boxes cannot
+ * read, go to the list. first: of this block of threads. */
+INLINE void place_next(const attn__params &p, int64_t section, bool first, tile_place &tile) {
     const row_scratch scratch = row_scratch_of(p);
-    load_rings rings = {{0, 1}, {0, 1}, {0, 1}, 1};
-    int64_t number = blockIdx.x;
-    while (number < p.tiles) {
-        const int64_t upcoming = gridDim.x + atomicAdd(scratch.next_tile, 1);
+    while (true) {
+        const int64_t number = first ? blockIdx.x : gridDim.x + atomicAdd(scratch.next_tile, 1);
         walk w;
+        first = false;
+        if (number >= p.tiles) {
+            tile.rows = -1;
+            return;
+        }
         if (tile_find(p, number, section, tile) && tile_describe(p, tile)) {
             if (tile.rows > 0 && boxes_read(p) && walk_start(p, tile, w)) {
-                load_tile(p, maps, tile, w, shared, rings);
-            } else {
-                output_record output;
-                describe_output(p, tile, 0, output);
-                list_add(scratch.keys, output.number);
+                return;
+            }
+            output_record output;
+            describe_output(p, tile, 0, output);
+            list_add(scratch.keys, output.number);
+        }
+    }
+}
+
+INLINE tile_place &tile_at(uint32_t turn) {
+    return *(tile_place *)(shared_memory() + AT_TILES + turn * PLACE_RECORD);
+}
+
+INLINE void place_all(const attn__params &p) {
+    const uint32_t shared = shared_address(shared_memory());
+    const int64_t section = section_pairs(p);
+    uint32_t turn = 0;
+    place_next(p, section, true, tile_at(0));
+    barrier_arrive(shared + TILE_FULL);
+    while (tile_at(turn).rows >= 0) {
+        barrier_wait(shared + TILE_WANTED, (int)turn);
+        turn ^= 1;
+        place_next(p, section, false, tile_at(turn));
+        barrier_arrive(shared + TILE_FULL);
+    }
+}
+
+/* --- The loading threads --- */
+
+/* Asks for the next tile in the walk's last blocks: early enough to hide its placing, and so late that no processor
+ * holds tiles that another could begin. */
+INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
+    return !more || (now.head + 1 >= tile.head_end && now.block + 2 >= span_of(tile, now).end);
+}
+
+INLINE const float *stats_at(const attn__params &p, uint32_t slot) {
+    return (const float *)p.extra + (int64_t)slot * (2 * TILE_Q);
+}
+
+/* Keys, and each step's q and lse. */
+INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
+    const uint32_t shared = shared_address(shared_memory());
+    ring_place ring = {0, 1}, keys = {0, 1};
+    for (uint32_t turn = 0;; turn ^= 1) {
+        barrier_wait(shared + TILE_FULL, (int)turn);
+        const tile_place &tile = tile_at(turn);
+        const uint32_t k_full = shared + K_FULL + 8 * keys.stage;
+        walk w;
+        barrier_wait(shared + K_EMPTY + 8 * keys.stage, keys.parity);
+        output_record &output = *(output_record *)(shared_memory() + AT_OUTPUTS + keys.stage * OUTPUT_RECORD);
+        if (tile.rows < 0) {
+            output.rows = -1;
+            barrier_arrive(k_full);
+            return;
+        }
+        describe_output(p, tile, 0, output);
+        barrier_expect(k_full, KEY_TILE);
+        load_panels(shared + AT_K + keys.stage * KEY_TILE, maps.k, k_full, p.k, TILE_KV, tile.row, tile.head,
+                    tile.sequence, DROP_FIRST);
+        ring_next<K_STAGES>(keys);
+        bool more = walk_start(p, tile, w), wanted = false;
+        while (more) {
+            const walk now = w;
+            more = walk_next(p, tile, w);
+            const int64_t row = span_of(tile, now).first + (int64_t)now.block * TILE_Q;
+            const uint32_t slot = walk_slot(p, tile, now), full = shared + Q_FULL + 8 * ring.stage;
+            barrier_wait(shared + Q_EMPTY + 8 * ring.stage, ring.parity);
+            describe_step(p, tile, now, 0, !more, slot,
+                          *(step_record *)(shared_memory() + AT_STEPS + ring.stage * STEP_RECORD));
+            barrier_expect(full, QUERY_TILE + STATS);
+            load_panels(shared + AT_Q + ring.stage * QUERY_TILE, maps.q, full, p.q, TILE_Q, row, now.head,
+                        tile.sequence, KEEP_FIRST);
+            bulk_load(shared + AT_LSE + ring.stage * STATS, stats_at(p, slot), STATS, full);
+            ring_next<Q_STAGES>(ring);
+            if (!wanted && walk_ends(tile, now, more)) {
+                barrier_arrive(shared + TILE_WANTED);
+                wanted = true;
             }
         }
-        number = upcoming;
     }
-    barrier_wait(shared + K_EMPTY + 8 * rings.k.stage, rings.k.parity);
-    ((output_record *)(shared_memory() + AT_OUTPUTS + rings.k.stage * OUTPUT_RECORD))->rows = -1;
-    barrier_arrive(shared + K_FULL + 8 * rings.k.stage);
+}
+
+/* Values, and each step's dout and delta. */
+INLINE void load_douts(const attn__params &p, const attn__maps &maps) {
+    const uint32_t shared = shared_address(shared_memory());
+    ring_place ring = {0, 1};
+    for (uint32_t turn = 0;; turn ^= 1) {
+        barrier_wait(shared + TILE_FULL, (int)turn);
+        const tile_place &tile = tile_at(turn);
+        walk w;
+        if (tile.rows < 0) {
+            return;
+        }
+        bool more = walk_start(p, tile, w), first = true, wanted = false;
+        while (more) {
+            const walk now = w;
+            more = walk_next(p, tile, w);
+            const int64_t row = span_of(tile, now).first + (int64_t)now.block * TILE_Q;
+            const uint32_t slot = walk_slot(p, tile, now), full = shared + DO_FULL + 8 * ring.stage;
+            barrier_wait(shared + DO_EMPTY + 8 * ring.stage, ring.parity);
+            barrier_expect(full, QUERY_TILE + STATS);
+            load_panels(shared + AT_DO + ring.stage * QUERY_TILE, maps.dout, full, p.dout, TILE_Q, row, now.head,
+                        tile.sequence, KEEP_FIRST);
+            bulk_load(shared + AT_DELTA + ring.stage * STATS, stats_at(p, slot) + TILE_Q, STATS, full);
+            ring_next<DO_STAGES>(ring);
+            if (first) {
+                barrier_wait(shared + V_EMPTY, (int)(turn ^ 1));
+                barrier_expect(shared + V_FULL, KEY_TILE);
+                load_panels(shared + AT_V, maps.v, shared + V_FULL, p.v, TILE_KV, tile.row, tile.head, tile.sequence,
+                            DROP_FIRST);
+                first = false;
+            }
+            if (!wanted && walk_ends(tile, now, more)) {
+                barrier_arrive(shared + TILE_WANTED);
+                wanted = true;
+            }
+        }
+    }
 }

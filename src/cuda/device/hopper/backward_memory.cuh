@@ -18,6 +18,10 @@
 
 static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut into two squares of 64");
 
+/* The tile that is loaded, and the next. */
+#define PLACE_RECORD 104
+static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
+
 /* Bytes; the host asks for AT_END (hopper_backward.c). */
 #define KEY_TILE   (TILE_KV * WIDTH * 2)
 #define QUERY_TILE (TILE_Q * WIDTH * 2)
@@ -32,9 +36,9 @@ static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut int
 #define AT_DELTA   (AT_LSE + Q_STAGES * STATS)
 #define AT_STEPS   (AT_DELTA + DO_STAGES * STATS)
 #define AT_OUTPUTS (AT_STEPS + Q_STAGES * STEP_RECORD)
-#define AT_TILE    (AT_OUTPUTS + K_STAGES * OUTPUT_RECORD)
-#define AT_BARS    (AT_TILE + TILE_RECORD)
-#define AT_END     (AT_BARS + 8 * (2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * DO_STAGES))
+#define AT_TILES   (AT_OUTPUTS + K_STAGES * OUTPUT_RECORD)
+#define AT_BARS    (AT_TILES + 2 * PLACE_RECORD)
+#define AT_END     (AT_BARS + 8 * (2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * DO_STAGES + 2))
 
 #define K_FULL   AT_BARS
 #define K_EMPTY  (K_FULL + 8 * K_STAGES)
@@ -44,6 +48,9 @@ static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut int
 #define Q_EMPTY  (Q_FULL + 8 * Q_STAGES)
 #define DO_FULL  (Q_EMPTY + 8 * Q_STAGES)
 #define DO_EMPTY (DO_FULL + 8 * DO_STAGES)
+/* A tile is placed; both loading threads have come near its end. Tiles alternate between two records. */
+#define TILE_FULL   (DO_EMPTY + 8 * DO_STAGES)
+#define TILE_WANTED (TILE_FULL + 8)
 
 /* By one thread. */
 INLINE void barriers_make(uint32_t shared) {
@@ -61,5 +68,7 @@ INLINE void barriers_make(uint32_t shared) {
         barrier_init(shared + DO_FULL + 8 * n, 1);
         barrier_init(shared + DO_EMPTY + 8 * n, COMPUTING);
     }
+    barrier_init(shared + TILE_FULL, 1);
+    barrier_init(shared + TILE_WANTED, 2);
     barrier_publish();
 }

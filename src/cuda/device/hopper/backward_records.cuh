@@ -102,10 +102,14 @@ INLINE void describe_step(const attn__params &p, const tile_place &tile, const w
     step.word[STEP_FLAGS] = (last ? STEP_LAST : 0) | (walk_full(tile, w) ? 0 : STEP_MASKED);
     step.word[STEP_KEYS] = tile.rows - first;
     step.word[STEP_ABOVE] = nearby(above + ahead);
-    step.word[STEP_BELOW] = nearby(below - ahead);
-    step.word[STEP_GLOBAL_KEYS] = BAND & GLOBALS ? nearby(p.globals - low) : 0;
-    step.word[STEP_GLOBAL_QUERIES] = BAND & GLOBALS ? nearby(p.globals - low - ahead) : 0;
-    step.word[STEP_CAUSAL] = BAND & CAUSAL ? nearby(ahead) : 1 << 29;
+    if (BAND & WINDOW) {
+        step.word[STEP_BELOW] = nearby(below - ahead);
+    }
+    if (BAND & GLOBALS) {
+        step.word[STEP_GLOBAL_KEYS] = nearby(p.globals - low);
+        step.word[STEP_GLOBAL_QUERIES] = nearby(p.globals - low - ahead);
+        step.word[STEP_CAUSAL] = BAND & CAUSAL ? nearby(ahead) : 1 << 29;
+    }
 }
 
 INLINE void describe_output(const attn__params &p, const tile_place &tile, int first, output_record &output) {
