@@ -118,7 +118,7 @@ static const struct allowance {
     {"attn_fwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_bwd_", "", 96, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_native_", "", 16, "a wide product keeps an address in local memory"},
-    {"attn_dq_", "_segments", 16, "a list of runs is walked to find where a slot lies"},
+    {"attn_dq_", "", 16, "a division, or a list of runs that is walked, to find where a slot lies"},
     {NULL, NULL, 0, NULL},
 };
 
