@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Values at the ends of the range: rows whose every score is about the lowest float, as masks given as a bias often
- * make them, still average their values; a dropped pair whose value is infinite is 0 * inf. */
+ * make them, still average their values; a dropped pair whose value is infinite is 0 * inf; one number that is not
+ * finite in a visible row shows in every result that the definition lets it reach, and nowhere else. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,6 +13,7 @@
 #include "support/published.h"
 
 enum { ROWS = 70, KEYS = 150, DIM = 64 };
+enum { ALL_RESULTS = 5 };
 
 /* Rows in turn: all keys at the lowest float; half of them; all at -3e38. */
 static double low_bias(void *context, int64_t sequence, int64_t head, int64_t i, int64_t j) {
@@ -72,24 +74,30 @@ static int kind(double x) {
     return isnan(x) ? 3 : isinf(x) ? (x < 0 ? 2 : 1) : 0;
 }
 
-static void dropped_infinity(const char *implementation, attn_dtype dtype) {
-    static const tensor_id ids[] = {T_O, T_DQ, T_DK, T_DV};
-    published want = published_run("reference", ATTN_F64, infinite_trial(ATTN_F64));
-    published got = published_run(implementation, dtype, infinite_trial(dtype));
-    for (int n = 0; n < 4; n++) {
-        int64_t seen[4] = {0};
+/* Kinds of the first `results` results, where the reference has them; seen: how many of each kind o has. */
+static void same_kinds(const char *implementation, attn_dtype dtype, trial *mine, trial *reference, int results,
+                       int64_t seen[4]) {
+    static const tensor_id ids[ALL_RESULTS] = {T_O, T_LSE, T_DQ, T_DK, T_DV};
+    published want = published_run("reference", ATTN_F64, reference);
+    published got = published_run(implementation, dtype, mine);
+    for (int n = 0; n < results; n++) {
         for (int64_t i = 0; got.result.value[ids[n]] && i < trial_size(got.trial, ids[n]); i++) {
             int is = kind(got.result.value[ids[n]][i]), must = kind(want.result.value[ids[n]][i]);
             if (is != must) {
                 fail_msg("%s %s: %s[%lld] is of kind %d, must be of %d", implementation, attn_dtype_name(dtype),
                          tensor_name(ids[n]), (long long)i, is, must);
             }
-            seen[is]++;
+            seen[is] += ids[n] == T_O;
         }
-        assert_true(n > 0 || (seen[0] && seen[1] && seen[2] && seen[3]));
     }
     published_end(&got);
     published_end(&want);
+}
+
+static void dropped_infinity(const char *implementation, attn_dtype dtype) {
+    int64_t seen[4] = {0};
+    same_kinds(implementation, dtype, infinite_trial(dtype), infinite_trial(ATTN_F64), ALL_RESULTS, seen);
+    assert_true(seen[0] && seen[1] && seen[2] && seen[3]);
 }
 
 static void test_dropped_infinity(void **state) {
@@ -97,10 +105,39 @@ static void test_dropped_infinity(void **state) {
     published_everywhere(dropped_infinity);
 }
 
+/* One number of `id`, in the second head. */
+static trial *spoilt_trial(attn_dtype dtype, tensor_id id, double value, bool causal) {
+    trial *t = published_trial(dtype, 1, 2, 2, ROWS, KEYS, DIM, DIM);
+    t->problem.band.kind = causal ? ATTN_CAUSAL : 0;
+    t->value[id][((int64_t)(id == T_Q || id == T_DOUT ? 40 : 100) * 2 + 1) * DIM + 3] = value;
+    return t;
+}
+
+static void visible_numbers(const char *implementation, attn_dtype dtype) {
+    static const tensor_id ids[] = {T_Q, T_K, T_V, T_DOUT};
+    static const double values[] = {NAN, INFINITY, -INFINITY};
+    for (int n = 0; n < 4 * 3 * 2; n++) {
+        tensor_id id = ids[n % 4];
+        double value = values[n / 4 % 3];
+        int64_t seen[4] = {0};
+        /* An infinite score: whether its weight counts as hidden or as 0 tells in gradients alone. */
+        bool ends = isinf(value) && (id == T_Q || id == T_K);
+        same_kinds(implementation, dtype, spoilt_trial(dtype, id, value, n / 12),
+                   spoilt_trial(ATTN_F64, id, value, n / 12), ends ? 2 : ALL_RESULTS, seen);
+        assert_true(seen[0] > 0 && (id == T_DOUT || seen[1] + seen[2] + seen[3] > 0));
+    }
+}
+
+static void test_visible_numbers(void **state) {
+    (void)state;
+    published_everywhere(visible_numbers);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lowest_scores),
         cmocka_unit_test(test_dropped_infinity),
+        cmocka_unit_test(test_visible_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

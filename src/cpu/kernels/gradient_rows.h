@@ -91,7 +91,8 @@ static bool gradient_rows_stats(gradient_rows *block, const attn__run *run) {
             continue;
         }
         seeing = true;
-        block->lse[lane] = (float)fmax(fmin((double)lse * ATTN_LOG2E, FLT_MAX), -FLT_MAX);
+        /* The product must not overflow; +inf and NaN are the row's own and show in its pairs. */
+        block->lse[lane] = isfinite(lse) ? (float)fmax(fmin((double)lse * ATTN_LOG2E, FLT_MAX), -FLT_MAX) : lse;
         block->delta[lane] = args->delta ? ((const float *)args->delta)[at] : gradient_rows_dot(run, lanes, lane);
         if (args->dlse) {
             block->delta[lane] -= ((const float *)args->dlse)[at];
