@@ -5,6 +5,7 @@
  *     SUM_PARTS    one for each tile of keys and kv head: the parts of dk and dv become dk and dv
  *     SUM_DSINK    one for each query head: adds the parts in their order, so the bits are the same on every run
  *     CLEAR_DBIAS  1024 elements of dbias each */
+#include "gather.cuh"
 #include "gradient_tile.cuh"
 
 #define SUMS_TO_DQ  0

@@ -3,6 +3,7 @@
  * never goes away: so a tile with a value that is not finite goes to the list of tiles, and backward_mma.cu makes it
  * once more, leaving hidden pairs out. Where outputs are added to, such a tile must not be stored before. */
 #pragma once
+#include "gather.cuh"
 #include "hopper/backward_records.cuh"
 
 /* Whole 16 bytes of 16-bit elements; to: row 0 and column 0 of the tile. */
