@@ -117,7 +117,7 @@ static const struct allowance {
     {"attn_fwd_hopper_", "", 256, "outside the loop over blocks: places of tiles, and rows that are computed again"},
     {"attn_fwd_", "", 64, "tiles are as large as registers allow: a few addresses wait in local memory"},
     {"attn_bwd_", "", 96, "tiles are as large as registers allow: a few addresses wait in local memory"},
-    {"attn_native_", "", 16, "a wide product keeps an address in local memory"},
+    {"attn_native_", "", 24, "a wide product keeps addresses in local memory"},
     {"attn_dq_", "", 16, "a division, or a list of runs that is walked, to find where a slot lies"},
     {NULL, NULL, 0, NULL},
 };
