@@ -92,7 +92,7 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
                           "is %lld: so few rows are faster with the keys in parts, which it does not do",
                           (long long)p->tokens_q);
     }
-    if (p->rows_q == ATTN_DENSE && attn__cuda_query_blocks(p, 0, 64 * v->groups) > INT32_MAX / (p->heads_q + 1)) {
+    if (attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) > INT32_MAX / (p->heads_q + 1)) {
         return attn__fail(error, ATTN_ERR_UNSUPPORTED, "batch", "is %lld: more than 2^31 tiles", (long long)p->batch);
     }
     const bool dynamic = uneven(p), blind = v->blind && p->q.dtype == ATTN_BF16;
@@ -146,8 +146,12 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     for (size_t n = 0; n < sizeof tensors / sizeof tensors[0] && !status; n++) {
         attn__map_shape shape =
             attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, tensors[n].rows);
-        /* Without rows nothing is read but the zeros outside: any address will do. */
-        attn__tensor_ref ref = shape.rows > 0 ? *tensors[n].ref : run->params.o;
+        attn__tensor_ref ref = *tensors[n].ref;
+        if (shape.rows == 0) { /* nothing is read but the zeros outside: any address will do */
+            ref = run->params.o;
+            ref.data = (char *)ref.data - (uintptr_t)ref.data % 16;
+            shape.heads = shape.batch = 1;
+        }
         if ((uintptr_t)ref.data % 16 != 0) {
             memset(tensors[n].map, 0, sizeof *tensors[n].map);
             continue; /* the kernel reads it without a map (params.aligned) */
@@ -199,9 +203,9 @@ attn_status attn__hopper_run_forward(attn__cuda_run *run) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
     const attn__gpu_choice *choice = &plan->gpu_choice;
-    attn__maps maps;
+    attn__maps maps = {0};
     int64_t tiles = attn__cuda_query_blocks(p, run->args->n_segments_q, choice->tile_q) * p->heads_q;
-    if (tiles == 0) {
+    if (tiles == 0 || (p->rows_q != ATTN_DENSE && p->total_q == 0)) {
         return ATTN_OK;
     }
     attn_status status = make_maps(run, &maps);

@@ -22,7 +22,7 @@ INLINE void report(int *found, int array, int64_t index, int rule) {
 
 INLINE void check_cu(const attn__check_side &c, int batch, int array, int *found) {
     const int *cu = c.side.cu;
-    if (threadIdx.x == 0 && cu[0] != 0) {
+    if (threadIdx.x == 0 && cu && cu[0] != 0) { /* without sequences it may be NULL */
         report(found, array, 0, ATTN__RULE_START);
     }
     for (int64_t n = threadIdx.x; n < batch; n += blockDim.x) {

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         map_prefetch(maps.v);
     }
     launch_wait();
-    if (p.status && *p.status) {
+    if (p.status && __syncthreads_or(threadIdx.x == 0 && *p.status != 0)) {
         return;
     }
     if (group == 0) {

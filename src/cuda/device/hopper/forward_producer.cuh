@@ -37,7 +37,7 @@ INLINE void operand_read(const operand_box &box, const attn__tensor_ref &tensor,
 #pragma unroll 1
     for (int at = threadIdx.x & 31; at < panels * box.rows * 64; at += 32) {
         const int panel = at / (box.rows * 64), r = at / 64 % box.rows, c = at % 64, column = panel * 64 + c;
-        const bool there = box.row + r < extent && column < dim;
+        const bool there = (int64_t)box.row + r < extent && column < dim;
         const uint16_t x = there ? data[r * tensor.stride[2] + column] : 0;
         const uint32_t to = box.to + panel * box.rows * 128 + r * 128 + ((c >> 3 ^ (r & 7)) << 4) + (c & 7) * 2;
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
@@ -110,7 +110,7 @@ template <bool bulk> INLINE void bring_values(const attn__params &p, const attn_
     if (w.value_due) {
         const operand_box box = {
             values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, w.value_row, w.value_head,
-            w.value_sequence,     batch_kv(p, w.value_sequence)};
+            w.value_sequence,     batch_of(p.v, w.value_sequence)};
         barrier_wait_warp(barrier_at(shared.v_empty, w.v.stage), w.v.parity);
         operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_V, maps.v, p.v, PANELS_V, DIM_V, extent_kv(p), KEEP_FIRST);
         ring_next<STAGES_V>(w.v);
@@ -124,7 +124,7 @@ INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer 
     forward_shared &shared = SHARED_TAIL;
     const operand_box box = {
         keys_at(w.k.stage),        barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head, tile.sequence,
-        batch_kv(p, tile.sequence)};
+        batch_of(p.k, tile.sequence)};
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
     ring_next<STAGES_K>(w.k);
     bring_values<bulk>(p, maps, w);
@@ -165,7 +165,7 @@ template <bool bulk> INLINE void bring_tile(const attn__params &p, const attn__m
     }
     const operand_box box = {
         queries_at(w.q.stage),    barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head, tile.sequence,
-        batch_q(p, tile.sequence)};
+        batch_of(p.q, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
     ring_next<STAGES_Q>(w.q);

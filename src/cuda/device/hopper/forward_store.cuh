@@ -128,7 +128,7 @@ INLINE void stage_rows(const attn__params &p, const attn__maps &maps, const forw
 #pragma unroll
         for (int panel = 0; panel < PANELS_V; panel++) {
             box_store(maps.o, buffer + panel * PANEL_Q + first * 128, 64 * panel, tile.row + first, tile.head,
-                      batch_q(p, tile.sequence));
+                      batch_of(p.o, tile.sequence));
         }
         stores_commit();
     }

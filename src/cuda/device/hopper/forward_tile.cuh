@@ -76,10 +76,7 @@ INLINE uint32_t barrier_at(const uint64_t *barriers, int n) {
     return shared_address(barriers) + 8 * n;
 }
 
-/* Batch coordinates: rows of one buffer have one. */
-INLINE int batch_q(const attn__params &p, int sequence) {
-    return ROWS_Q == DENSE || (ROWS_Q == SEGMENTS && p.q.stride[0] != 0) ? sequence : 0;
-}
-INLINE int batch_kv(const attn__params &p, int sequence) {
-    return ROWS_KV == DENSE || (ROWS_KV == SEGMENTS && p.k.stride[0] != 0) ? sequence : 0;
+/* Sequences whose rows lie in one buffer are one place of the map's outermost axis; each tensor has strides of its own. */
+INLINE int batch_of(const attn__tensor_ref &tensor, int sequence) {
+    return tensor.stride[0] != 0 ? sequence : 0;
 }
