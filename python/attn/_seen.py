@@ -56,6 +56,8 @@ def _parts(function):
         held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
     if name == "and_masks.<locals>.and_mask":
         return [part for f in held["mask_functions"] for part in _parts(f)]
+    if name == "remap_positions_for_packed_sequence.<locals>.inner_mask":
+        return [(function, name.split(".")[0], held), *_parts(held["mask_function"])]
     return [(function, name.split(".")[0], held)]
 
 
@@ -67,7 +69,7 @@ def _edges(function, row, hidden, shown):
 
 def _rules(function):
     """(causal, left, right, sequence numbers or None), or None where the function says something else as well."""
-    causal, left, right, ids = False, -1, -1, None
+    causal, left, right, ids, remapped = False, -1, -1, None, []
     for f, name, held in _parts(function):
         size = held.get("sliding_window")
         if size is not None and (not isinstance(size, int) or size < 1):
@@ -82,7 +84,15 @@ def _rules(function):
             left = right = size
         elif name == "packed_sequence_mask_function" and ids is None:
             ids = held["packed_sequence_mask"]
+        elif name == "remap_positions_for_packed_sequence":
+            remapped.append(held["position_ids"])
         else:
+            return None
+    # Distances between rows of one sequence are the same in positions that count up within each.
+    for positions in remapped:
+        if ids is None or positions.shape != ids.shape:
+            return None
+        if not ((positions[:, 1:] - positions[:, :-1] == 1) | (ids[:, 1:] != ids[:, :-1])).all():
             return None
     return causal, left, right, ids
 

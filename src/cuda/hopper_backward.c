@@ -145,7 +145,7 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
                                    list[n].queries ? plan->gpu_choice.tile_q : listed_of(width_of(p)));
         /* Without rows nothing is read but the zeros outside: any address will do. */
         attn__tensor_ref ref = *list[n].ref;
-        ref.data = shape.rows > 0 ? ref.data : run->params.dq_sum;
+        ref.data = shape.rows > 0 && ref.data ? ref.data : run->params.extra; /* which is never empty */
         if ((uintptr_t)ref.data % 16 != 0) {
             continue; /* boxes_read() of the kernels sees it, and all goes to mma's products */
         }
@@ -170,8 +170,11 @@ static attn_status launch_products(attn__cuda_run *run, int64_t tiles) {
     const int64_t sharing = TILE_KV / listed_of(width_of(&run->plan->problem));
     const int64_t most = run->plan->gpu->processors / sharing, groups = tiles < most ? tiles : most;
     attn__maps maps = {0};
+    if (tiles == 0) {
+        return ATTN_OK;
+    }
     attn_status status = make_maps(run, &maps);
-    if (!status && tiles) {
+    if (!status) {
         run->maps = &maps;
         run->params.tiles = tiles;
         run->params.first_tile = 0;

@@ -179,7 +179,10 @@ int64_t attn__mma_slots(const attn_problem *p, bool queries, int64_t segments, i
         return p->batch * (round_up(tokens, tile) / tile);
     }
     bool apart = (queries ? p->q : p->k).stride[0] != 0;
-    return rows == ATTN_PACKED ? total / tile + p->batch : (apart ? p->batch : 1) * (total / tile) + segments;
+    if (rows == ATTN_PACKED) {
+        return p->batch ? total / tile + p->batch : 0;
+    }
+    return (apart ? p->batch : 1) * (total / tile) + segments;
 }
 
 size_t attn__mma_floats(int64_t heads, int64_t slots, int64_t each) {

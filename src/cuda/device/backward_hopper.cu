@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     wait_for_launches();
-    if (p.status && *p.status != 0) {
+    if (p.status && __syncthreads_or(threadIdx.x == 0 && *p.status != 0)) {
         return;
     }
     if (warp < 4) {

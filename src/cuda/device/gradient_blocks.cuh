@@ -38,7 +38,10 @@ template <int layout> INLINE int64_t side_slots(const attn__side_ref &side, int 
     if (layout == DENSE) {
         return batch * blocks_of(side.tokens, tile);
     }
-    return layout == PACKED ? side.total / tile + batch : buffers * (side.total / tile) + side.n_segments;
+    if (layout == PACKED) {
+        return batch ? side.total / tile + batch : 0;
+    }
+    return buffers * (side.total / tile) + side.n_segments;
 }
 
 /* First slot of run n. */
