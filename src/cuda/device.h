@@ -110,8 +110,8 @@ enum { ATTN__ROLE_UPLOAD = 100, ATTN__ROLE_CHECK = 101 };
 
 /* Launches the kernel of that role with a parameter block of its own. */
 attn_status attn__cuda_launch_raw(attn__cuda_run *run, int role, unsigned blocks, void *parameters);
-/* The same for a kernel that itself waits for what comes before it in the stream (launch_wait in tma.cuh): its blocks
- * may begin as those of the kernel before end. */
+/* The same for a kernel that itself waits for what comes before it in the stream (launch_wait in launch.cuh): its
+ * blocks may begin as those of the kernel before end. */
 attn_status attn__cuda_launch_early(attn__cuda_run *run, int role, unsigned blocks, void *parameters);
 
 #endif

@@ -8,8 +8,6 @@
  *   d 128   2 groups x 128 keys: queries 2 x 32 KiB, 2 + 2 stages of 32 KiB: 192 KiB. 64 scores, 64 outputs, 32 weights
  *           and 32 queries of 232.
  *   d 256   2 groups x 64 keys: queries 64 KiB once, 3 + 2 stages of 32 KiB: 224 KiB. */
-#include <string.h>
-
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "cuda/tensor_map.h"
@@ -153,7 +151,6 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
             shape.heads = shape.batch = 1;
         }
         if ((uintptr_t)ref.data % 16 != 0) {
-            memset(tensors[n].map, 0, sizeof *tensors[n].map);
             continue; /* the kernel reads it without a map (params.aligned) */
         }
         status = attn__tensor_map_make(driver, tensors[n].map, &ref, &shape, tensors[n].name, run->error);

@@ -87,27 +87,17 @@ run_outcome campaign_run(campaign *c, const trial *t, run_options *how, result *
     return campaign_run(c, t, how, out);
 }
 
-/* A recipe's trial and its judge, which is called to the first result: where all refuse, nothing is judged. */
-typedef struct court {
-    campaign *campaign;
-    const recipe *recipe;
-    trial *trial;
-    judge judge;
-    bool open, sound;
-} court;
-
 static court court_of(campaign *c, const recipe *p) {
-    court s = {.campaign = c, .recipe = p, .trial = recipe_trial(p)};
+    court s = {.campaign = c, .recipe = p, .trial = recipe_trial(p), .redraw_seed = p->seed + 1};
     c->recipes++;
     return s;
 }
 
-static bool has_judge(court *s) {
+bool court_judge(court *s) {
     if (!s->open) {
         s->open = true;
-        at(s->recipe, "the oracle or native");
-        s->sound = judge_open(&s->judge, s->trial, false);
-        s->judge.redraw_seed = s->recipe->seed + 1;
+        s->sound = judge_open(&s->judge, s->trial, s->forward_only);
+        s->judge.redraw_seed = s->redraw_seed;
         if (!s->sound) {
             campaign_fail(s->campaign, s->recipe, "-", s->judge.oracle.text, s->judge.trouble);
         }
@@ -115,7 +105,7 @@ static bool has_judge(court *s) {
     return s->sound;
 }
 
-static void court_close(court *s) {
+void court_close(court *s) {
     if (s->open) {
         judge_close(&s->judge);
     }
@@ -126,7 +116,13 @@ static void court_close(court *s) {
 static bool one_run(court *s, run_options *how, result *out) {
     at(s->recipe, how->implementation);
     run_outcome outcome = campaign_run(s->campaign, s->trial, how, out);
-    if (outcome == RUN_REFUSED || (outcome == RUN_DONE && !has_judge(s))) {
+    if (outcome == RUN_REFUSED) {
+        return false;
+    }
+    if (outcome == RUN_DONE && !s->open) {
+        at(s->recipe, "the oracle or native");
+    }
+    if (outcome == RUN_DONE && !court_judge(s)) {
         return false;
     }
     if (outcome == RUN_DONE && judge_accepts(&s->judge, out)) {

@@ -110,42 +110,16 @@ static const recipe wholes[] = {
 };
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 
-/* One form of a whole, and its judge, which is called to the first result. */
-typedef struct whole {
-    campaign *campaign;
-    const recipe *recipe;
-    trial *trial;
-    judge judge;
-    bool forward_only, open, sound;
-} whole;
-
-static whole whole_of(campaign *c, const recipe *p, attn_dtype o, bool forward_only) {
-    whole w = {.campaign = c, .recipe = p, .trial = recipe_trial(p), .forward_only = forward_only};
+/* One form of a whole. */
+static court whole_of(campaign *c, const recipe *p, attn_dtype o, bool forward_only) {
+    court w = {.campaign = c, .recipe = p, .trial = recipe_trial(p), .redraw_seed = 1, .forward_only = forward_only};
     w.trial->problem.dout.dtype = p->dtype;
     w.trial->problem.o.dtype = o;
     return w;
 }
 
-static bool has_judge(whole *w) {
-    if (!w->open) {
-        w->open = true;
-        w->sound = judge_open(&w->judge, w->trial, w->forward_only);
-        if (!w->sound) {
-            campaign_fail(w->campaign, w->recipe, "-", w->judge.oracle.text, w->judge.trouble);
-        }
-    }
-    return w->sound;
-}
-
-static void whole_close(whole *w) {
-    if (w->open) {
-        judge_close(&w->judge);
-    }
-    trial_destroy(w->trial);
-}
-
 /* The field by which the rules refused it, or NULL. */
-static const char *try_way(whole *w, const char *name, wholes_way take, uint64_t seed) {
+static const char *try_way(court *w, const char *name, wholes_way take, uint64_t seed) {
     rng r = rng_seed(seed);
     result out;
     const char *rule = NULL;
@@ -158,7 +132,7 @@ static const char *try_way(whole *w, const char *name, wholes_way take, uint64_t
         rule = out.rule;
     } else if (!taken) {
         campaign_fail(w->campaign, w->recipe, name, out.text, out.trouble[0] ? out.trouble : out.error.message);
-    } else if (has_judge(w) && !judge_accepts(&w->judge, &out)) {
+    } else if (court_judge(w) && !judge_accepts(&w->judge, &out)) {
         campaign_fail(w->campaign, w->recipe, name, out.text, w->judge.trouble);
     }
     result_free(&out);
@@ -180,16 +154,16 @@ int wholes_judged(const char *title, wholes_way take, bool forward_only) {
             continue;
         }
         c.recipes++;
-        whole w = whole_of(&c, &p, ATTN_F32, forward_only);
+        court w = whole_of(&c, &p, ATTN_F32, forward_only);
         for (const char *const *name = machine_implementations(true); *name; name++) {
             const char *rule = try_way(&w, *name, take, n);
             if (rule && !strcmp(rule, "o.dtype") && p.dtype != ATTN_F32) {
-                whole narrow = whole_of(&c, &p, p.dtype, forward_only);
+                court narrow = whole_of(&c, &p, p.dtype, forward_only);
                 try_way(&narrow, *name, take, n);
-                whole_close(&narrow);
+                court_close(&narrow);
             }
         }
-        whole_close(&w);
+        court_close(&w);
     }
     return campaign_end(&c);
 }

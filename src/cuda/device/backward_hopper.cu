@@ -28,14 +28,6 @@ typedef struct tile_state {
     int slot, late; /* of this step and of the step before */
 } tile_state;
 
-INLINE bool step_last(const worker &w) {
-    return (step_word(step_address(w), STEP_FLAGS) & STEP_LAST) != 0;
-}
-INLINE void release(const worker &w, uint32_t barrier) {
-    if (w.lane == 0) {
-        barrier_arrive(w.shared + barrier);
-    }
-}
 INLINE void wait_for_ds(const worker &w) {
     named_sync(4 + 2 * (1 - w.group) + (int)(w.parity ^ 1), 256);
 }
@@ -43,7 +35,7 @@ INLINE void wait_for_ds(const worker &w) {
 /* Waits for the next tile and issues its first S^T, on whatever is in shared memory when there is none. */
 INLINE bool next_tile(worker &w, float (&s)[NS]) {
     barrier_wait(w.shared + K_FULL + 8 * w.k_ring.stage, (int)w.k_ring.parity);
-    const bool more = load_int(w.shared + AT_OUTPUTS + w.k_ring.stage * OUTPUT_RECORD) >= 0;
+    const bool more = (int)load_word(w.shared + AT_OUTPUTS + w.k_ring.stage * OUTPUT_RECORD) >= 0;
     if (more) {
         barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
     }
@@ -76,7 +68,7 @@ INLINE int buffer_before(const worker &w) {
     return w.buffer == 0 ? 2 : w.buffer - 1;
 }
 INLINE void release_dout(worker &w) {
-    release(w, DO_EMPTY + 8 * w.do_ring.stage);
+    release(w.lane, w.shared + DO_EMPTY + 8 * w.do_ring.stage);
     ring_next<DO_STAGES>(w.do_ring);
 }
 
@@ -102,7 +94,7 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
     }
     probabilities<!first>(p, w, s, state.late, dq);
     products_wait<0>();
-    release(w, Q_EMPTY + 8 * q_now);
+    release(w.lane, w.shared + Q_EMPTY + 8 * q_now);
     w.buffer = w.buffer == 2 ? 0 : w.buffer + 1;
 }
 
@@ -112,7 +104,7 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], const uint
                    const tile_state &state) {
     float dq[NQ];
     products_wait<0>();
-    release(w, V_EMPTY);
+    release(w.lane, w.shared + V_EMPTY);
     release_dout(w);
     if (!first) {
         issue_dq(w, dq, buffer_before(w));
@@ -129,7 +121,7 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], const uint
     products_wait<0>();
     pin(dq);
     add_dq<0, NQ / 4>(dq_place(p, w, state.slot), dq);
-    release(w, Q_EMPTY + 8 * w.q_ring.stage);
+    release(w.lane, w.shared + Q_EMPTY + 8 * w.q_ring.stage);
     ring_next<Q_STAGES>(w.q_ring);
     w.buffer = w.buffer == 2 ? 0 : w.buffer + 1;
 }
@@ -154,14 +146,14 @@ INLINE void compute_all(const attn__params &p, int warp) {
             probabilities<false>(p, w, s, 0, none);
         }
         front<true>(w, s, dv, ds16, state);
-        if (step_last(w)) {
+        if (step_last(step_address(w))) {
             finish<true>(p, w, dk, ds16, state);
         } else {
             back<true>(p, w, s, dk, ds16, state);
 #pragma unroll 1
             for (;;) {
                 front<false>(w, s, dv, ds16, state);
-                if (step_last(w)) {
+                if (step_last(step_address(w))) {
                     break;
                 }
                 back<false>(p, w, s, dk, ds16, state);
@@ -171,7 +163,7 @@ INLINE void compute_all(const attn__params &p, int warp) {
         const output_record output =
             *(const output_record *)(shared_memory() + AT_OUTPUTS + w.k_ring.stage * OUTPUT_RECORD);
         __syncwarp();
-        release(w, K_EMPTY + 8 * w.k_ring.stage);
+        release(w.lane, w.shared + K_EMPTY + 8 * w.k_ring.stage);
         ring_next<K_STAGES>(w.k_ring);
         pin(dv);
         pin(dk);

@@ -29,21 +29,13 @@ typedef struct step_slots {
     int now, late;
 } step_slots;
 
-INLINE bool step_last(const worker &w) {
-    return (step_word(step_address(w), STEP_FLAGS) & STEP_LAST) != 0;
-}
-INLINE void release(const worker &w, uint32_t barrier) {
-    if (w.lane == 0) {
-        barrier_arrive(w.shared + barrier);
-    }
-}
 INLINE void release_peer(const worker &w, uint32_t barrier) {
     if (w.lane == 0) {
         peer_arrive(w.peer + barrier);
     }
 }
 INLINE void release_both(const worker &w, uint32_t barrier) {
-    release(w, barrier);
+    release(w.lane, w.shared + barrier);
     release_peer(w, barrier);
 }
 
@@ -81,7 +73,7 @@ INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], float (&dq)[NQ], u
     gradients(w, s, dp, p16, ds16);
     fence_async();
     __syncwarp();
-    release(w, READY);
+    release(w.lane, w.shared + READY);
     if (!first) {
         products_wait<0>();
         pin(dq);
@@ -126,7 +118,7 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
     issue_dk(w, dk, ds16, q_now);
     products_wait<2>();
     release_both(w, DO_EMPTY);
-    release(w, FREE);
+    release(w.lane, w.shared + FREE);
     products_wait<1>(); /* the next S^T is complete */
     pin(s);
     probabilities(p, w, s);
@@ -140,7 +132,7 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
 template <bool first>
 INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], float (&dv)[NO], float (&dq)[NQ],
                    const uint32_t (&ds16)[NS / 2], const step_slots &slots) {
-    release(w, V_EMPTY);
+    release(w.lane, w.shared + V_EMPTY);
     exchange(w);
     issue_dv_other(w, dv);
     issue_dk(w, dk, ds16, w.q_ring.stage);
@@ -150,7 +142,7 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], float (&dv
     products_wait<0>();
     release_both(w, DO_EMPTY);
     release_both(w, Q_EMPTY + 8 * w.q_ring.stage);
-    release(w, FREE);
+    release(w.lane, w.shared + FREE);
     wait_for_peer(w);
     issue_dq(w, dq, w.ds_ring.stage);
     products_wait<0>();
@@ -177,7 +169,7 @@ INLINE void compute_tile(const attn__params &p, worker &w, float (&dk)[NO], floa
     pin(s);
     probabilities(p, w, s);
     front<true>(w, s, dv, dq, ds16, slots);
-    if (step_last(w)) {
+    if (step_last(step_address(w))) {
         finish<true>(p, w, dk, dv, dq, ds16, slots);
         return;
     }
@@ -185,7 +177,7 @@ INLINE void compute_tile(const attn__params &p, worker &w, float (&dk)[NO], floa
 #pragma unroll 1
     for (;;) {
         front<false>(w, s, dv, dq, ds16, slots);
-        if (step_last(w)) {
+        if (step_last(step_address(w))) {
             break;
         }
         back<false>(p, w, s, dk, dv, dq, ds16, slots);
@@ -199,13 +191,13 @@ INLINE void compute_all(const attn__params &p, int warp, int rank) {
     while (true) {
         barrier_wait(w.shared + K_FULL, (int)w.k_parity);
         w.k_parity ^= 1;
-        if (load_int(w.shared + AT_OUTPUTS) < 0) {
+        if ((int)load_word(w.shared + AT_OUTPUTS) < 0) {
             return;
         }
         compute_tile(p, w, dk, dv);
         const output_record output = *(const output_record *)(shared_memory() + AT_OUTPUTS);
         __syncwarp();
-        release(w, K_EMPTY);
+        release(w.lane, w.shared + K_EMPTY);
         pin(dv);
         pin(dk);
         if (output.slot_rows > 0) { /* the tile may end in the other block's half */

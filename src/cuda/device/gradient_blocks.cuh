@@ -18,6 +18,7 @@
  * Slots of a side: dense, sequence by sequence; packed, sequence s begins at cu[s] / tile + s, which leaves room enough
  * without a table; segments, in the order of the list. The host counts slots by the same rule (mma_backward.c). */
 #pragma once
+#include "launch.cuh"
 #include "rows.cuh"
 
 /* Keys of a tile on the lists and in partial_o: fewer than a tile has where blocks of threads share it. */
@@ -151,11 +152,10 @@ INLINE bool boxes_read(const attn__params &p) {
     return (p.aligned & needed) == needed;
 }
 
-/* With LISTS launches overlap (hopper_backward.c): a kernel may begin while those before it run, reads and writes no
- * memory until they have ended, and lets the next one begin. */
+/* With LISTS launches overlap (hopper_backward.c). */
 INLINE void wait_for_launches() {
     if (LISTS) {
-        asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+        launch_wait();
     }
 }
 

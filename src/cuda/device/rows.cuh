@@ -89,6 +89,12 @@ INLINE int64_t row_shift(const attn__params &p, int s) {
     return (int64_t)side_length<ROWS_KV, USED_KV>(p.side_kv, s) - side_length<ROWS_Q, USED_Q>(p.side_q, s);
 }
 
+/* Sequences whose rows lie in one buffer are one place of the outermost axis of a tensor's map (maps.h); each tensor
+ * has strides of its own. */
+INLINE int batch_of(const attn__tensor_ref &tensor, int sequence) {
+    return tensor.stride[0] != 0 ? sequence : 0;
+}
+
 /* Element offset of (sequence, head, row, 0). Packed tensors have stride[0] = 0. */
 INLINE int64_t row_offset(const attn__tensor_ref &t, int s, int head, int64_t row) {
     return s * t.stride[0] + head * t.stride[1] + row * t.stride[2];

@@ -15,7 +15,7 @@ INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, con
                         int64_t row, int head, int sequence, uint64_t policy) {
 #pragma unroll
     for (int n = 0; n < PANELS; n++) {
-        box_load(to + n * rows * 128, map, barrier, n * 64, (int)row, head, t.stride[0] ? sequence : 0, policy);
+        box_load(to + n * rows * 128, map, barrier, n * 64, (int)row, head, batch_of(t, sequence), policy);
     }
 }
 

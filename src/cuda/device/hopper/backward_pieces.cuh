@@ -5,7 +5,17 @@
 #include "hopper/backward_records.cuh"
 
 INLINE int step_word(uint32_t step, int word) {
-    return load_int(step + word * 4);
+    return (int)load_word(step + word * 4);
+}
+/* step: address of its record. */
+INLINE bool step_last(uint32_t step) {
+    return (step_word(step, STEP_FLAGS) & STEP_LAST) != 0;
+}
+/* For a warp. */
+INLINE void release(int lane, uint32_t barrier) {
+    if (lane == 0) {
+        barrier_arrive(barrier);
+    }
 }
 
 /* Columns of a row that the band shows: [low, high], and those from `causal` on where the pair is global. */

@@ -47,11 +47,6 @@ INLINE char *shared_memory() {
 
 /* --- Shared memory by address --- */
 
-INLINE int load_int(uint32_t address) {
-    int x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
-    return x;
-}
 INLINE float4 load_floats(uint32_t address) {
     float4 x;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

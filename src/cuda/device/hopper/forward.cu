@@ -7,6 +7,7 @@
  * a counter in params.extra), REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
  *
  * Limits: scores of nothing but scale > 0, soft cap and band; heads up to 256; o of q's type. */
+#include "launch.cuh"
 #include "hopper/forward_consumer.cuh"
 #include "hopper/forward_producer.cuh"
 

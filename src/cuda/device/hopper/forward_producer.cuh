@@ -122,9 +122,8 @@ template <bool bulk> INLINE void bring_values(const attn__params &p, const attn_
 template <bool bulk>
 INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile, int row) {
     forward_shared &shared = SHARED_TAIL;
-    const operand_box box = {
-        keys_at(w.k.stage),        barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head, tile.sequence,
-        batch_of(p.k, tile.sequence)};
+    const operand_box box = {keys_at(w.k.stage), barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head,
+                             tile.sequence,      batch_of(p.k, tile.sequence)};
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
     ring_next<STAGES_K>(w.k);
     bring_values<bulk>(p, maps, w);
@@ -163,9 +162,8 @@ template <bool bulk> INLINE void bring_tile(const attn__params &p, const attn__m
     if (STAGES_Q == 1) {
         bring_values<bulk>(p, maps, w);
     }
-    const operand_box box = {
-        queries_at(w.q.stage),    barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head, tile.sequence,
-        batch_of(p.q, tile.sequence)};
+    const operand_box box = {queries_at(w.q.stage), barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head,
+                             tile.sequence,         batch_of(p.q, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
     ring_next<STAGES_Q>(w.q);

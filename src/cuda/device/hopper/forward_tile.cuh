@@ -75,8 +75,3 @@ INLINE uint32_t values_at(int stage) {
 INLINE uint32_t barrier_at(const uint64_t *barriers, int n) {
     return shared_address(barriers) + 8 * n;
 }
-
-/* Sequences whose rows lie in one buffer are one place of the map's outermost axis; each tensor has strides of its own. */
-INLINE int batch_of(const attn__tensor_ref &tensor, int sequence) {
-    return tensor.stride[0] != 0 ? sequence : 0;
-}

@@ -16,12 +16,6 @@ INLINE bool elect() {
     return chosen;
 }
 
-/* Launched early, a kernel waits here until all that comes before it in the stream is done and seen; before that it may
- * touch its parameters and shared memory only. The next such kernel may then bring its blocks as this one's end. */
-INLINE void launch_wait() {
-    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-}
-
 /* --- Barriers --- */
 
 /* After barrier_init, before the __syncthreads. */

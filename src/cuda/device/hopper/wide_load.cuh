@@ -11,7 +11,7 @@
 template <bool both, int panels>
 INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, const attn__tensor_ref &t, int first,
                         int64_t row, int head, int sequence, uint64_t policy) {
-    sequence = t.stride[0] ? sequence : 0;
+    sequence = batch_of(t, sequence);
 #pragma unroll
     for (int n = 0; n < panels; n++) {
         const int column = (first + n) * 64;
@@ -95,7 +95,7 @@ INLINE int64_t draw_tile(const row_scratch &scratch, loader &at) {
         word_send(at.peer + AT_MAIL, number, at.peer + MAIL_FULL);
     } else {
         word_wait(at.shared + MAIL_FULL, at.mail_parity);
-        number = load_int(at.shared + AT_MAIL);
+        number = (int)load_word(at.shared + AT_MAIL);
         peer_arrive(at.peer + MAIL_EMPTY);
     }
     at.mail_parity ^= 1;
