@@ -162,7 +162,6 @@ INLINE void compute_all(const attn__params &p, int warp) {
         }
         const output_record output =
             *(const output_record *)(shared_memory() + AT_OUTPUTS + w.k_ring.stage * OUTPUT_RECORD);
-        __syncwarp();
         release(w.lane, w.shared + K_EMPTY + 8 * w.k_ring.stage);
         ring_next<K_STAGES>(w.k_ring);
         pin(dv);

@@ -30,13 +30,14 @@ typedef struct step_slots {
 } step_slots;
 
 INLINE void release_peer(const worker &w, uint32_t barrier) {
+    __syncwarp();
     if (w.lane == 0) {
         peer_arrive(w.peer + barrier);
     }
 }
 INLINE void release_both(const worker &w, uint32_t barrier) {
-    release(w.lane, w.shared + barrier);
     release_peer(w, barrier);
+    release(w.lane, w.shared + barrier);
 }
 
 INLINE void wait_for_peer(const worker &w) {
@@ -72,7 +73,6 @@ INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], float (&dq)[NQ], u
     w.free_parity ^= 1;
     gradients(w, s, dp, p16, ds16);
     fence_async();
-    __syncwarp();
     release(w.lane, w.shared + READY);
     if (!first) {
         products_wait<0>();
@@ -196,7 +196,6 @@ INLINE void compute_all(const attn__params &p, int warp, int rank) {
         }
         compute_tile(p, w, dk, dv);
         const output_record output = *(const output_record *)(shared_memory() + AT_OUTPUTS);
-        __syncwarp();
         release(w.lane, w.shared + K_EMPTY);
         pin(dv);
         pin(dk);

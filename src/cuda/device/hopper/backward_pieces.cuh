@@ -11,8 +11,9 @@ INLINE int step_word(uint32_t step, int word) {
 INLINE bool step_last(uint32_t step) {
     return (step_word(step, STEP_FLAGS) & STEP_LAST) != 0;
 }
-/* For a warp. */
+/* For a warp, all of whose lanes have read. */
 INLINE void release(int lane, uint32_t barrier) {
+    __syncwarp();
     if (lane == 0) {
         barrier_arrive(barrier);
     }
