@@ -7,6 +7,9 @@ from . import _library as lib
 # What the C interface calls otherwise.
 _NAMES = {"o": "out", "band.left": "window[0]", "band.right": "window[1]", "band.globals": "global_tokens", "band.kind": "causal",
           "band.corner": "corner", "block_q": "tile_q", "block_kv": "tile_kv"}
+# Sizes, which Python reads off the shapes of these.
+_SHAPES = {"batch": "q", "heads_q": "q", "heads_kv": "k", "tokens_q": "q", "tokens_kv": "k", "dim_qk": "q", "dim_v": "v"}
+_TOLD = re.compile(r"(?:^|[ ;])is (.+?)(?:, must be |, must |, but |: )([^;]*)")
 
 
 class Error(Exception):
@@ -15,9 +18,17 @@ class Error(Exception):
     def __init__(self, field, message, status="ERR_INVALID", value=None, limit=None):
         super().__init__(f"{field} {message}" if field else message)
         self.field, self.message, self.status = field, message, status
-        told = re.match(r"is (.*?), (?:must be |must |but )(.*)", message)
+        told = _TOLD.search(message)
         self.value = value if value is not None else told and told.group(1)
         self.limit = limit if limit is not None else told and told.group(2)
+
+    def __reduce__(self):
+        return type(self), (self.field, self.message, self.status, self.value, self.limit)
+
+    def renamed(self, names):
+        """The same about the argument that names calls the field; self where it calls it nothing else."""
+        first, rest = re.match(r"(\w*)(.*)", self.field).groups()
+        return type(self)(names[first] + rest, *self.__reduce__()[1][1:]) if first in names else self
 
 
 class InvalidError(Error, ValueError):
@@ -50,5 +61,8 @@ def raise_status(error: "lib.Status"):
     field = error.field.decode(errors="replace")
     field = field.removeprefix("hints.")
     first, _, rest = field.partition(".")
+    message = error.message.decode(errors="replace")
+    if field in _SHAPES:
+        raise kind(_SHAPES[field], f"({field}) {message}", name)
     field = _NAMES.get(field) or (_NAMES[first] + "." + rest if first in _NAMES and rest else field)
-    raise kind(field, error.message.decode(errors="replace"), name)
+    raise kind(field, message, name)

@@ -153,8 +153,14 @@ class Forward(_Call):
         return new(q) if self.type_o is None else new(q, dtype=self.type_o)
 
     def forward(self, q, k, v, others, seed, out, wants_lse):
+        end = None
         if self.stray and self.loose(q, k, others):
-            o = self._new_o(q, _zeros_like) if out is None else out.zero_()
+            if out is None:
+                o = self._new_o(q, _zeros_like)
+            elif self.counted:
+                o = out.zero_()
+            else:  # after the call, which refuses wrong offsets
+                o, end = out, others[4].tolist()[-1]
             lse = _empty_like(self.like_lse).fill_(-float("inf"))
         else:
             if out is None:
@@ -163,6 +169,8 @@ class Forward(_Call):
                 o = out
             lse = _empty_like(self.like_lse) if wants_lse else None
         self.run(q, k, v, o, lse, others, seed, None)
+        if end is not None:
+            o[end:].zero_()
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)
         return o, lse
@@ -237,9 +245,9 @@ def _longest(cu, rows):
 def bounds(q, k, others, max_seqlen_q, max_seqlen_kv):
     """The longest sequences, which a plan depends on: those given, else read off lengths on the host."""
     cu_q, cu_kv = others[4:6]
-    if max_seqlen_q is None and cu_q is not None and not cu_q.is_cuda:
+    if max_seqlen_q is None and cu_q is not None and cu_q.is_cpu:
         max_seqlen_q = _longest(cu_q, q.shape[0])
-    if max_seqlen_kv is None and cu_kv is not None and not cu_kv.is_cuda:
+    if max_seqlen_kv is None and cu_kv is not None and cu_kv.is_cpu:
         max_seqlen_kv = _longest(cu_kv, k.shape[0])
     return max_seqlen_q, max_seqlen_kv
 
@@ -265,7 +273,7 @@ def find(key):
 
 def prepare(q, k, v, others, seed, out, o, out_dtype, max_seqlen_q, max_seqlen_kv):
     """The call, prepared now if it is not kept: with o, options of _problem.options."""
-    ends = [None if n is None else int(n) for n in (max_seqlen_q, max_seqlen_kv)]
+    ends = [None if n is None else _problem.whole(name, n) for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_kv", max_seqlen_kv))]
     ends = ends if others is None else bounds(q, k, others, *ends)
     seeded = None if seed is None else type(seed) is not tuple
     key = key_of(q, k, v, others, seeded, out, tuple(o)[:16], out_dtype, *ends)

@@ -21,11 +21,29 @@ _WHOLE = ("global_tokens", "tile_q", "tile_kv", "splits", "stages", "head_first"
 KEPT = 256
 
 
-def _whole(name, value):
+def whole(name, value):
     try:
         return operator.index(value)
     except TypeError:
         raise invalid(name, repr(value), "be a whole number") from None
+
+
+def _flag(name, value):
+    if isinstance(value, int) or getattr(value, "ndim", None) == 0:
+        return bool(value)
+    raise invalid(name, repr(value), "be True or False")
+
+
+def words(seed, offset):
+    """Seed and offset of dropout as unsigned numbers: from a number, from one or two in a row, a tensor or an array."""
+    if hasattr(seed, "tolist"):
+        if "int" not in str(seed.dtype):
+            raise invalid("seed", str(seed.dtype), "hold whole numbers")
+        seed = seed.reshape(-1).tolist()
+    given = [whole("seed", n) for n in (seed if isinstance(seed, (list, tuple)) else [seed])]
+    if len(given) not in (1, 2):
+        raise invalid("seed", f"of {len(given)} numbers", "have one or two")
+    return given[0] & (2**64 - 1), (given[1] if len(given) > 1 else whole("offset", offset)) & (2**64 - 1)
 
 
 def options(**given):
@@ -36,10 +54,11 @@ def options(**given):
     if not isinstance(o.corner, str) or o.corner not in ("bottom-right", "top-left"):
         raise invalid("corner", repr(o.corner), 'be "bottom-right" or "top-left"')
     try:
-        left, right = (-1 if x is None else int(x) for x in o.window)
+        left, right = (-1 if x is None else operator.index(x) for x in o.window)
     except (TypeError, ValueError):
-        raise invalid("window", repr(o.window), "be two numbers, left and right") from None
-    plain = {name: _whole(name, getattr(o, name)) for name in _WHOLE}
+        raise invalid("window", repr(o.window), "be two whole numbers, left and right") from None
+    plain = {name: whole(name, getattr(o, name)) for name in _WHOLE}
+    plain.update({name: _flag(name, getattr(o, name)) for name in ("causal", "deterministic", "tf32")})
     for name in ("scale", "softcap", "dropout"):
         value = getattr(o, name)
         if not isinstance(value, (int, float)) and not (name == "scale" and value is None):
@@ -50,8 +69,7 @@ def options(**given):
     if o.implementation is not None and not isinstance(o.implementation, str):
         raise invalid("implementation", repr(o.implementation), "be a name")
     cores = None if o.tensor_cores is None else bool(o.tensor_cores)
-    return o._replace(layout=str(o.layout), corner=str(o.corner), window=(left, right), causal=bool(o.causal),
-                      deterministic=bool(o.deterministic), tf32=bool(o.tf32), tensor_cores=cores, **plain)
+    return o._replace(layout=str(o.layout), corner=str(o.corner), window=(left, right), tensor_cores=cores, **plain)
 
 
 class Sizes(namedtuple("Sizes", "batch heads_q heads_kv tokens_q tokens_kv total_q total_kv dim_qk dim_v packed")):
@@ -73,6 +91,11 @@ def sizes(o, q, k, v, batch=None, max_q=None, max_kv=None):
             raise invalid("v", f"of {at(v, n)} {word}", f"have k's {at(k, n)}")
     if at(k, 3) != at(q, 3):
         raise invalid("k", f"of head size {at(k, 3)}", f"have q's {at(q, 3)}")
+    for name, t in (("q", q), ("v", v)):
+        if at(t, 3) < 1:
+            raise invalid(name, "of head size 0", "have at least 1")
+    if at(q, 1) % at(k, 1) if at(q, 1) and at(k, 1) else at(q, 1) != at(k, 1):
+        raise invalid("k", f"of heads_kv = {at(k, 1)}", f"divide q's heads_q = {at(q, 1)}")
     if rank == 4:
         for name, t in (("k", k), ("v", v)):
             if t.shape[0] != q.shape[0]:
@@ -90,7 +113,7 @@ def layout(o, name, t):
 def score_layout(s, name, t, kinds):
     """[sequence, head, row, key], any of them 1, leading ones left out."""
     if t.dtype not in kinds:
-        raise invalid(name, t.dtype, "be " + " or ".join(kinds))
+        raise invalid(name, t.dtype, "be " + " or ".join(dict.fromkeys(kinds)))
     if len(t.shape) > 4:
         raise invalid(name, f"of {len(t.shape)} axes", "have at most 4")
     pad = 4 - len(t.shape)

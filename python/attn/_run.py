@@ -22,6 +22,9 @@ class Given:
                  max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, seed=None, offset=0):
         self.o = o
         self.q, self.k, self.v = (adopt(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        for name in "qkv":
+            if getattr(self, name) is None:
+                raise invalid(name, "None", "be given")
         self.extra = {"bias": adopt(bias, "bias"), "mask": adopt(mask, "mask"), "alibi": adopt(alibi, "alibi"), "sink": adopt(sink, "sink")}
         self.views = {name: view(t, name) for name, t in self.named() if t is not None}
         vq = self.views["q"]
@@ -42,11 +45,17 @@ class Given:
                 raise invalid(name, "None", 'be given with layout "thd"')
             if not packed and self.lengths[name] is not None:
                 raise invalid(name, "given", f'go with layout "thd", not "{o.layout}"')
-        places = {str(t.device) if _tensors.is_torch(t) else "cpu" for t in self.lengths.values() if t is not None}
-        self.device_lengths = bool(places) and places != {"cpu"}
-        for name, t in self.lengths.items():
-            if t is not None and len(places) > 1 or (self.device_lengths and places != {self.device}):
-                raise invalid(name, f"among lengths on {sorted(places)}", f"all lie on one of cpu and {self.device}")
+        for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_kv", max_seqlen_kv)):
+            if not packed and n is not None:
+                raise invalid(name, "given", f'go with layout "thd", not "{o.layout}"')
+        places = {name: str(t.device) if _tensors.is_torch(t) else "cpu" for name, t in self.lengths.items() if t is not None}
+        first = next(iter(places.values()), "cpu")
+        self.device_lengths = first != "cpu"
+        for name, place in places.items():
+            if place not in ("cpu", self.device):
+                raise invalid(name, f"on {place}", f"lie on the CPU or where q does, on {self.device}")
+            if place != first:
+                raise invalid(name, f"on {place}", f"lie where {next(iter(places))} does, on {first}")
         batch = bound_q = bound_kv = None
         if packed:
             cu_q, cu_kv = self.lengths["cu_seqlens_q"], self.lengths["cu_seqlens_kv"]
@@ -72,7 +81,10 @@ class Given:
 
     def _longest(self, given, name, cu, tensor):
         if given is not None:
-            return int(given)
+            given = _problem.whole(name, given)
+            if not 0 <= given < 2**31:
+                raise invalid(name, given, "be from 0 to 2147483647")
+            return given
         rows = int(tensor.shape[0])
         if self.device_lengths or len(cu) < 2:
             return rows
@@ -84,13 +96,13 @@ class Given:
             raise invalid("seed", "None", "be given with dropout")
         if _tensors.is_torch(seed) and seed.device.type != "cpu":
             import torch
+            if seed.dtype.is_floating_point or seed.numel() not in (1, 2):
+                raise invalid("seed", f"{seed.dtype} of {seed.numel()} numbers", "have one or two whole numbers")
             seed = seed.reshape(-1).to(torch.int64)
             self.device_seed = seed if seed.numel() == 2 else torch.nn.functional.pad(seed, (0, 1), value=int(offset))
             self.flags |= lib.DEVICE_SEED
             return
-        words = [int(x) for x in np.asarray(seed).reshape(-1)]
-        self.seed = words[0] & (2**64 - 1)
-        self.offset = (words[1] if len(words) > 1 else int(offset)) & (2**64 - 1)
+        self.seed, self.offset = _problem.words(seed, offset)
 
     def problem(self, pass_, flags=0):
         o, s = self.o, self.s
@@ -114,23 +126,20 @@ class Given:
         return tuple(self.views["q"].shape[:-1]) + (self.s.dim_v,)
 
     def past(self, which):
-        """First row that belongs to no sequence, None where that is not known here."""
-        cu = self.lengths[which]
-        if cu is None:
-            return None
-        return None if self.device_lengths else int(cu[-1]) if len(cu) else 0
+        """First row that may belong to no sequence."""
+        return 0 if self.device_lengths else int(self.lengths[which][-1])
 
 
-def _clear(given, which, tensors, lse=None):
-    """Before the run: rows of no sequence."""
-    if not given.s.packed:
+def _clear(given, ran, which, tensors, lse=None):
+    """Rows of no sequence: after the run, which refuses wrong offsets; before it where it alone knows the offsets."""
+    if not given.s.packed or ran == given.device_lengths:
         return
     start = given.past(which)
     for t in tensors:
         if t is not None:
-            _tensors.fill(t if start is None else t[max(start, 0):], 0)
+            _tensors.fill(t[start:], 0)
     if lse is not None:
-        _tensors.fill(lse if start is None else lse[:, max(start, 0):], -float("inf"))
+        _tensors.fill(lse[:, start:], -float("inf"))
 
 
 def _run(call, plan, given, pointers):
@@ -170,7 +179,7 @@ def checked(given, t, name, shape, kinds):
     if tuple(found.shape) != tuple(shape):
         raise invalid(name, f"of shape {tuple(found.shape)}", f"be {tuple(shape)}")
     if found.dtype not in kinds:
-        raise invalid(name, found.dtype, "be " + " or ".join(kinds))
+        raise invalid(name, found.dtype, "be " + " or ".join(dict.fromkeys(kinds)))
     if found.device != given.device:
         raise invalid(name, f"on {found.device}", f"lie where q does, on {given.device}")
     return found
@@ -213,26 +222,51 @@ def backward_plan(given, ins, found, accumulate=False):
     return _problem.plan(key, make)
 
 
-def forward(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, **more):
-    """o and lse; more: bias, mask, alibi, sink, lengths, seed, offset."""
+def forward(q, k, v, **more):
+    """o and lse; more: as of forward_later."""
+    out, lse, run = forward_later(q, k, v, **more)
+    run()
+    return out, lse
+
+
+def forward_later(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, **more):
+    """o, lse, and what fills them when it is called; more: bias, mask, alibi, sink, lengths, seed, offset. All is checked
+    here but lengths on the host, which are read when the call runs."""
     given = Given(options or _problem.Options(), q, k, v, **more)
     kind = given.views["q"].dtype
     wide = "float64" if kind == "float64" else "float32"
+    if out_dtype is not None:
+        out_dtype = _tensors.type_name(out_dtype, "out_dtype")
+        if out is not None and view(adopt(out, "out"), "out").dtype != out_dtype:
+            raise invalid("out_dtype", out_dtype, "be out's type, or be left out")
     if out is None:
-        out = _tensors.empty(given.q, given.o_shape(), str(out_dtype).replace("torch.", "") if out_dtype else kind)
+        if out_dtype not in (None, kind, wide):
+            raise invalid("out_dtype", out_dtype, "be " + " or ".join(dict.fromkeys((kind, wide))))
+        out = _tensors.empty(given.q, given.o_shape(), out_dtype or kind)
     if lse is None:
         lse = _tensors.empty(given.q, given.s.lse_shape(), wide)
     vo = checked(given, out, "out", given.o_shape(), (kind, wide))
     vl = checked(given, lse, "lse", given.s.lse_shape(), (wide,))
     plan = forward_plan(given, vo, vl)
-    _clear(given, "cu_seqlens_q", (out,), lse)
-    _run(lib.forward, plan, given, {"o": vo.address, "lse": vl.address})
-    return out, lse
+
+    def run():
+        _clear(given, False, "cu_seqlens_q", (out,), lse)
+        _run(lib.forward, plan, given, {"o": vo.address, "lse": vl.address})
+        _clear(given, True, "cu_seqlens_q", (out,), lse)
+
+    return out, lse, run
 
 
-def backward(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=None, dlse=None, delta=None, need=("dq", "dk", "dv"),
-             dbias=None, dsink=None, accumulate=False, **more):
-    """Gradients by name, those that `need` lists and those given."""
+def backward(dout, q, k, v, o, lse, **more):
+    """Gradients by name, those that `need` lists and those given; more: as of backward_later."""
+    outputs, run = backward_later(dout, q, k, v, o, lse, **more)
+    run()
+    return outputs
+
+
+def backward_later(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=None, dlse=None, delta=None, need=("dq", "dk", "dv"),
+                   dbias=None, dsink=None, accumulate=False, **more):
+    """Gradients by name, and what fills them when it is called, as forward_later does."""
     given = Given(options or _problem.Options(), q, k, v, **more)
     kind = given.views["q"].dtype
     wide = "float64" if kind == "float64" else "float32"
@@ -260,13 +294,20 @@ def backward(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=None, 
         raise invalid("delta", f"with strides {ins['delta'].stride}", f"have dlse's {ins['dlse'].stride}")
 
     plan = backward_plan(given, ins, found, accumulate)
-    if not accumulate:
-        _clear(given, "cu_seqlens_q", (outputs.get("dq"),))
-        _clear(given, "cu_seqlens_kv", (outputs.get("dk"), outputs.get("dv")))
     pointers = {name: None for name in ("o", "dlse", "delta", "dq", "dk", "dv", "dbias", "dsink")}
     pointers.update({name: t.address for name, t in (*ins.items(), *found.items())})
-    _run(lib.backward, plan, given, pointers)
-    return outputs
+
+    def clear(ran):
+        if not accumulate:
+            _clear(given, ran, "cu_seqlens_q", (outputs.get("dq"),))
+            _clear(given, ran, "cu_seqlens_kv", (outputs.get("dk"), outputs.get("dv")))
+
+    def run():
+        clear(False)
+        _run(lib.backward, plan, given, pointers)
+        clear(True)
+
+    return outputs, run
 
 
 def _plain(given, like):

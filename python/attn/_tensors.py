@@ -19,6 +19,16 @@ def is_torch(x):
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def without_torch(alike, others):
+    """Where q is no torch tensor, k and v are none either, and nothing has a gradient, which would be lost."""
+    for name, x in {**alike, **others}.items():
+        if is_torch(x):
+            if name in alike:
+                raise invalid(name, "a torch tensor", "be of q's kind")
+            if x.requires_grad:
+                raise invalid(name, "a tensor that requires a gradient", "not require one where q is no torch tensor")
+
+
 def adopt(x, name):
     """A NumPy array or a torch tensor that shares x's memory; lists and numbers become arrays."""
     if x is None or isinstance(x, np.ndarray) or is_torch(x):
@@ -39,8 +49,21 @@ def adopt(x, name):
     raise invalid(name, f"of type {type(x).__name__}", "be a NumPy array, a torch tensor or speak DLPack")
 
 
+def type_name(dtype, name):
+    """Of a type of PyTorch's or NumPy's, or of its name."""
+    try:
+        found = str(dtype)[6:] if str(dtype).startswith("torch.") else str(dtype) if str(dtype) in DTYPES else np.dtype(dtype).name
+    except TypeError:
+        found = repr(dtype)
+    if found not in DTYPES:
+        raise invalid(name, found, "be a type of floating-point numbers or its name")
+    return found
+
+
 def view(x, name):
     if is_torch(x):
+        if str(x.layout) != "torch.strided":
+            raise invalid(name, f"of layout {x.layout}", "be strided")
         return View(x.data_ptr(), tuple(x.shape), x.stride(), str(x.dtype)[6:], str(x.device))
     size = x.dtype.itemsize
     if any(s % size for s in x.strides):
@@ -72,9 +95,13 @@ def lengths(x, name):
         import torch
         if x.dtype.is_floating_point or x.dtype == torch.bool or x.dim() != 1:
             raise invalid(name, f"{x.dtype} of {x.dim()} axes", "be a row of integers")
+        if x.dtype not in (torch.int32, torch.int16, torch.int8, torch.uint8):  # what does not fit is wrong at either end
+            x = x.to(torch.int64).clamp(-(2**31), 2**31 - 1)
         return x.to(torch.int32).contiguous()
     if x.dtype.kind not in "iu" or x.ndim != 1:
         raise invalid(name, f"{x.dtype} of {x.ndim} axes", "be a row of integers")
+    if x.dtype != np.int32:
+        x = np.clip(x.astype(np.int64), -(2**31), 2**31 - 1)
     return np.ascontiguousarray(x, dtype=np.int32)
 
 

@@ -111,7 +111,7 @@ def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink,
     seeded = None
     try:
         if (bias is None and sink is None and mask is None and alibi is None and cu_seqlens_q is None and cu_seqlens_kv is None
-                and used_q is None and used_kv is None):
+                and used_q is None and used_kv is None and max_seqlen_q is None and max_seqlen_kv is None):
             others = None
         else:
             others = (bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv)
@@ -123,7 +123,7 @@ def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink,
                     return None
                 need = need or (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad)
             max_seqlen_q, max_seqlen_kv = _prepared.bounds(q, k, others, max_seqlen_q, max_seqlen_kv)
-        if out is not None and (need or type(out) is not Tensor or out.is_neg()):
+        if out is not None and (need or type(out) is not Tensor or out.is_neg() or (graded and out.requires_grad)):
             return None
         if options[7]:
             seeded = q.is_cuda if seed is None else isinstance(seed, Tensor) and seed.is_cuda
@@ -240,13 +240,11 @@ def _seed(seed, offset, q):
         if seed.device != q.device and seed.device.type != "cpu":
             raise invalid("seed", f"on {seed.device}", f"lie on the CPU or where q does, on {q.device}")
         if seed.is_cuda:
+            if seed.dtype.is_floating_point or seed.numel() not in (1, 2):
+                raise invalid("seed", f"{seed.dtype} of {seed.numel()} numbers", "have one or two whole numbers")
             seed = seed.detach().resolve_neg().reshape(-1).to(torch.int64)
-            return seed if seed.numel() == 2 else torch.nn.functional.pad(seed[:1], (0, 1), value=int(offset))
-        seed = seed.reshape(-1).tolist()
-    words = [int(x) for x in (seed if isinstance(seed, (list, tuple)) else [seed])]
-    if not words:
-        raise invalid("seed", "empty", "have one or two numbers")
-    return words[0] & (2**64 - 1), (words[1] if len(words) > 1 else int(offset)) & (2**64 - 1)
+            return seed if seed.numel() == 2 else torch.nn.functional.pad(seed, (0, 1), value=_problem.whole("offset", offset))
+    return _problem.words(seed, offset)
 
 
 def _refuse_tangents(tensors):
@@ -268,12 +266,20 @@ def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seq
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     if isinstance(sink, Tensor) and sink.dtype != wide:
         sink = sink.to(wide)
-    if isinstance(out_dtype, str):
-        out_dtype = getattr(torch, out_dtype)
+    if out_dtype is not None:
+        if not isinstance(out_dtype, torch.dtype):
+            out_dtype = getattr(torch, _tensors.type_name(out_dtype, "out_dtype"))
+        if isinstance(out, Tensor) and out.dtype != out_dtype:
+            raise invalid("out_dtype", out_dtype, f"be out's {out.dtype}, or be left out")
     differentiable = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (q, k, v, bias, sink))
     if out is not None and differentiable:
         raise invalid("out", "given", "be left out where gradients are wanted")
-    if any(type(t) not in _PLAIN for t in (q, k, v)) or traced():
+    if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
+        raise invalid("out", "a tensor that requires a gradient", "not require one")
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.layout != torch.strided:
+            raise invalid(name, f"of layout {t.layout}", "be strided")
+    if any(type(t) not in _PLAIN for t in (q, k, v)) or traced() or (q.is_meta and k.is_meta and v.is_meta):
         return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     others = _adopted(bias, more["mask"], more["alibi"], sink, *(more[n] for n in ("cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")))
@@ -296,7 +302,8 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
     if given["dropout"] and seed is None:
         seed = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if seed is not None and not isinstance(seed, Tensor):
-        words = [*(seed if isinstance(seed, (list, tuple)) else [seed]), offset][:2]
+        # Numbers may be symbols while a graph is made.
+        words = [*(seed if isinstance(seed, (list, tuple)) else [seed]), offset][:2] if _compiling() else _problem.words(seed, offset)
         signed = [(word + 2**63) % 2**64 - 2**63 for word in words]
         seed, offset = torch.tensor(signed, dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]

@@ -12,14 +12,15 @@ import math
 import torch
 
 from . import _flash, _kvcache, _merge
+from ._errors import invalid
 from ._flash import attend, refuse
 
 
 def _refuse(attention_chunk, sm_margin, q_descale=None, k_descale=None, v_descale=None):
     if attention_chunk != 0:
-        refuse("attention_chunk", f"is {attention_chunk}; chunked attention is not offered, must be 0")
+        refuse("attention_chunk", f"is {attention_chunk}, must be 0: chunked attention is not offered")
     if sm_margin != 0:
-        refuse("sm_margin", f"is {sm_margin}; keeping processors free is not offered, must be 0")
+        refuse("sm_margin", f"is {sm_margin}, must be 0: keeping processors free is not offered")
     _flash.refuse_given(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
 
@@ -30,7 +31,8 @@ def _returned(o, lse, k, return_attn_probs):
 
 
 def _splits(num_splits):
-    return num_splits if num_splits > 1 else 0
+    found = _flash.splits_of(num_splits, 256)
+    return found if found > 1 else 0
 
 
 def flash_attn_func(
@@ -42,8 +44,8 @@ def flash_attn_func(
     _refuse(attention_chunk, sm_margin, q_descale, k_descale, v_descale)
     q, joined, softmax_scale = _flash.absorb(q, k, qv, v, softmax_scale)
     o, lse = attend(
-        q, joined, v, keys=k.shape[1], causal=causal, window_size=window_size, scale=softmax_scale,
-        softcap=float(softcap), splits=_splits(num_splits), deterministic=deterministic,
+        q, joined, v, keys=_flash.keys_of(k), causal=causal, window_size=window_size, scale=softmax_scale,
+        softcap=_flash.number("softcap", softcap), splits=_splits(num_splits), deterministic=deterministic,
     )  # fmt: skip
     return _returned(o, lse, k, return_attn_probs)
 
@@ -53,13 +55,16 @@ def flash_attn_qkvpacked_func(
     attention_chunk=0, softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0, return_attn_probs=False,
 ):  # fmt: skip
     """As flash_attn_func, qkv being (b, s, 3, h, d), or (b, s, hq + 2 * hk, d) with num_heads_q."""
-    if qkv.dim() == 5:
-        q, k, v = qkv.unbind(-3)
-    elif num_heads_q is None:
-        raise ValueError("num_heads_q: is None, must be given for qkv of four axes")
+    if _flash.tensor("qkv", qkv).dim() == 5:
+        q, k, v = _flash.unpacked("qkv", qkv, 3, 5)
     else:
-        heads_k = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = qkv.split((num_heads_q, heads_k, qkv.shape[2] - num_heads_q - heads_k), dim=2)
+        _flash.tensor("qkv", qkv, (None,) * 4)
+        if num_heads_q is None:
+            raise invalid("num_heads_q", "None", "be given for qkv of four axes")
+        heads_k, odd = divmod(qkv.shape[2] - num_heads_q, 2)
+        if heads_k < 0 or odd:
+            raise invalid("num_heads_q", num_heads_q, f"leave an even number of qkv's {qkv.shape[2]} heads")
+        q, k, v = qkv.split((num_heads_q, heads_k, heads_k), dim=2)
     return flash_attn_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size, attention_chunk, softcap,
         deterministic=deterministic, sm_margin=sm_margin, return_attn_probs=return_attn_probs,
@@ -79,7 +84,7 @@ def flash_attn_varlen_func(
     o, lse = attend(
         q, joined, v, keys=keys, causal=causal, window_size=window_size, layout="thd", cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_kv=cu_seqlens_k, max_seqlen_q=_flash.most(max_seqlen_q, "max_seqlen_q"), max_seqlen_kv=keys,
-        used_q=seqused_q, used_kv=seqused_k, scale=softmax_scale, softcap=float(softcap), splits=_splits(num_splits),
+        used_q=seqused_q, used_kv=seqused_k, scale=softmax_scale, softcap=_flash.number("softcap", softcap), splits=_splits(num_splits),
         deterministic=deterministic,
     )  # fmt: skip
     return _returned(o, lse, k, return_attn_probs)
@@ -103,7 +108,7 @@ def flash_attn_with_kvcache(
         rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens, cache_seqlens=cache_seqlens,
         cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=float(softcap), splits=num_splits,
+        window_size=window_size, softcap=softcap, splits=_flash.splits_of(num_splits, 256),
     )  # fmt: skip
     if not return_softmax_lse:
         return o
@@ -113,13 +118,14 @@ def flash_attn_with_kvcache(
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """(out, lse) of partial results: out_partial (splits, b, s, h, dv), lse_partial (splits, b, s, h), both float32."""
+    rows = _flash.tensor("out_partial", out_partial, (None,) * 5).shape[:-1]
+    _flash.tensor("lse_partial", lse_partial, rows, device=out_partial.device)
+    if out is not None:
+        _flash.tensor("out", out, out_partial.shape[1:], out_dtype, out_partial.device)
     merged, lse = _merge.combine(out_partial, lse_partial)
-    lse = lse.float()
     if out is None:
-        return merged.to(out_dtype if out_dtype is not None else out_partial.dtype), lse
-    if out_dtype is not None and out_dtype != out.dtype:
-        raise ValueError(f"out_dtype: is {out_dtype}, must be out's {out.dtype}")
-    return out.copy_(merged), lse
+        return merged.to(out_dtype if out_dtype is not None else out_partial.dtype), lse.float()
+    return out.copy_(merged), lse.float()
 
 
 def get_scheduler_metadata(

@@ -3,6 +3,8 @@
 
 import torch
 
+from attn._flash import tensor
+
 
 def index_first_axis(input, indices):
     """The named rows of input."""
@@ -26,6 +28,9 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 
     unused_mask marks rows that are packed along with those of attention_mask but do not count as used.
     """
+    tensor("attention_mask", attention_mask, tensor("hidden_states", hidden_states).shape[:2])
+    if unused_mask is not None:
+        tensor("unused_mask", unused_mask, attention_mask.shape)
     every = attention_mask if unused_mask is None else attention_mask + unused_mask
     used = attention_mask.sum(-1, dtype=torch.int32)
     cu_seqlens, longest = _packing(every.sum(-1, dtype=torch.int32))
@@ -35,6 +40,7 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 
 def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
     """As unpad_input for rows that hold several sequences each, whose lengths are the row's nonzero entries."""
+    tensor("attention_mask_in_length", attention_mask_in_length, hidden_states.shape[:2])
     lengths = attention_mask_in_length.flatten()
     lengths = lengths[lengths.nonzero().flatten()].to(torch.int32)
     place = torch.arange(attention_mask_in_length.shape[-1], device=lengths.device)
@@ -46,4 +52,5 @@ def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_leng
 
 def pad_input(hidden_states, indices, batch, seqlen):
     """The reverse of unpad_input: (batch, seqlen, ...) with zeros where nothing was packed."""
+    tensor("indices", indices, tensor("hidden_states", hidden_states).shape[:1], int)
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))

@@ -21,7 +21,7 @@ class _RawBinding:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse(f"flash_attn_gpu.{name}", "the compiled module of flash_attn is not offered; use the functions here")
+        refuse(f"flash_attn_gpu.{name}", "is of the compiled module of flash_attn: not offered, use the functions here")
 
 
 flash_attn_gpu = _RawBinding()
@@ -36,9 +36,9 @@ def _returned(o, lse, return_attn_probs):
 
 def _options(q, dropout_p, softmax_scale, softcap, alibi_slopes):
     return {
-        "dropout": float(dropout_p),
-        "scale": softmax_scale,
-        "softcap": float(softcap),
+        "dropout": _flash.number("dropout_p", dropout_p),
+        "scale": None if softmax_scale is None else _flash.number("softmax_scale", softmax_scale),
+        "softcap": _flash.number("softcap", softcap),
         "alibi": _flash.slopes_of(alibi_slopes, q),
     }
 
@@ -54,8 +54,8 @@ def _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
 
 
 def _refuse_probs(wanted, dropout_p, name):
-    if wanted and dropout_p > 0.0:
-        refuse(name, "the matrix of kept probabilities is not offered with dropout_p > 0")
+    if wanted and _flash.number("dropout_p", dropout_p) > 0.0:
+        refuse(name, "is True, must be False where dropout_p > 0: the matrix of kept probabilities is not offered")
 
 
 def flash_attn_func(
@@ -65,7 +65,7 @@ def flash_attn_func(
     """Attention of q (b, sq, h, d) over k, v (b, sk, hk, d); causal is aligned to the bottom right."""
     _refuse_probs(return_attn_probs, dropout_p, "return_attn_probs")
     o, lse = attend(
-        q, k, v, keys=k.shape[1], causal=causal, window_size=window_size, deterministic=deterministic,
+        q, k, v, keys=_flash.keys_of(k), causal=causal, window_size=window_size, deterministic=deterministic,
         **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
     return _returned(o, lse, return_attn_probs)
@@ -76,7 +76,7 @@ def flash_attn_kvpacked_func(
     deterministic=False, return_attn_probs=False,
 ):  # fmt: skip
     """As flash_attn_func, kv being (b, sk, 2, hk, d)."""
-    k, v = kv.unbind(-3)
+    k, v = _flash.unpacked("kv", kv, 2, 5)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -88,7 +88,7 @@ def flash_attn_qkvpacked_func(
     deterministic=False, return_attn_probs=False,
 ):  # fmt: skip
     """As flash_attn_func, qkv being (b, s, 3, h, d)."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = _flash.unpacked("qkv", qkv, 3, 5)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
@@ -116,7 +116,7 @@ def flash_attn_varlen_kvpacked_func(
     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):  # fmt: skip
     """As flash_attn_varlen_func, kv being (total_k, 2, hk, d)."""
-    k, v = kv.unbind(-3)
+    k, v = _flash.unpacked("kv", kv, 2, 4)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal,
         window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -128,7 +128,7 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):  # fmt: skip
     """As flash_attn_varlen_func, qkv being (total, 3, h, d)."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = _flash.unpacked("qkv", qkv, 3, 4)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size,
         softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -146,15 +146,16 @@ def flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
         rotary_interleaved=rotary_interleaved, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=float(softcap), alibi=_flash.slopes_of(alibi_slopes, q), splits=num_splits,
+        softcap=softcap, alibi=alibi_slopes, splits=_flash.splits_of(num_splits, 128),
     )  # fmt: skip
     return (o, _flash.empty_up(lse)) if return_softmax_lse else o
 
 
 def _forward(q, k, v, keys, dropout_p, causal, window_size, **options):
+    _flash.refuse_gradients(q=q, k=k, v=v)
     state = _flash.new_state(q.device) if dropout_p > 0.0 else torch.zeros(2, dtype=torch.int64, device=q.device)
     options.update(_flash.seed_of(state, dropout_p))
-    with torch.no_grad():
+    with torch.no_grad(), _flash.their_names():
         o, lse = _run.forward(q, k, v, **_flash.plain(keys, causal, window_size, options))
     return o, _flash.empty_up(lse), o.new_empty(0), state
 
@@ -166,7 +167,7 @@ def _flash_attn_forward(
     """(out, lse, S_dmask, rng_state), without autograd."""
     _refuse_probs(return_softmax, dropout_p, "return_softmax")
     return _forward(
-        q, k, v, k.shape[1], dropout_p, causal, (window_size_left, window_size_right),
+        q, k, v, _flash.keys_of(k), dropout_p, causal, (window_size_left, window_size_right),
         **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
@@ -188,14 +189,17 @@ def _flash_attn_varlen_forward(
 
 def _backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, keys, causal, window_size, **options):
     """Writes the gradients and returns the sum over dim of dout * out, (b, h, sq) or (h, total)."""
-    softmax_lse = softmax_lse.contiguous()
-    wide = torch.promote_types(out.dtype, torch.float32)
-    delta = (dout.to(wide) * out.to(wide)).sum(-1).transpose(-1, -2).contiguous()
-    given = {name: t for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
-    _run.backward(
-        dout, q, k, v, out, _flash.empty_down(softmax_lse), delta=delta, need=(), **given,
-        **_flash.plain(keys, causal, window_size, options),
-    )  # fmt: skip
+    for name, t in (("q", q), ("k", k), ("v", v), ("dout", dout), ("out", out), ("softmax_lse", softmax_lse)):
+        _flash.tensor(name, t)
+    given = {name: _flash.tensor(name, t) for name, t in (("dq", dq), ("dk", dk), ("dv", dv)) if t is not None}
+    lse, delta = (torch.empty_like(softmax_lse, memory_format=torch.contiguous_format) for _ in range(2))
+    with torch.no_grad(), _flash.their_names():
+        _, run = _run.backward_later(
+            dout, q, k, v, out, lse, delta=delta, need=(), **given, **_flash.plain(keys, causal, window_size, options)
+        )
+        lse.copy_(_flash.empty_down(softmax_lse))
+        torch.sum((dout.to(delta.dtype) * out.to(delta.dtype)).transpose(-2, -3), -1, out=delta)
+        run()
     return delta
 
 
@@ -205,7 +209,7 @@ def _flash_attn_backward(
 ):  # fmt: skip
     """Writes dq, dk, dv in place; out and softmax_lse may be those of a whole of which k, v are a part."""
     return _backward(
-        dout, q, k, v, out, softmax_lse, dq, dk, dv, k.shape[1], causal, (window_size_left, window_size_right),
+        dout, q, k, v, out, softmax_lse, dq, dk, dv, _flash.keys_of(k), causal, (window_size_left, window_size_right),
         deterministic=deterministic, **_flash.seed_of(rng_state, dropout_p),
         **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
@@ -216,12 +220,8 @@ def _flash_attn_varlen_backward(
     softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes, deterministic, rng_state=None,
     zero_tensors=False,
 ):  # fmt: skip
-    """As _flash_attn_backward on packed sequences. Rows past the last sequence are 0 with zero_tensors."""
+    """As _flash_attn_backward on packed sequences. Rows past the last sequence are always 0."""
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if zero_tensors:
-        for gradient in (dq, dk, dv):
-            if gradient is not None:
-                gradient.zero_()
     return _backward(
         dout, q, k, v, out, softmax_lse, dq, dk, dv, packing["max_seqlen_kv"], causal,
         (window_size_left, window_size_right), deterministic=deterministic, **packing,
