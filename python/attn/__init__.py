@@ -41,7 +41,7 @@ def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", wi
         _torch = _with_torch()
         o, lse = _torch.attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
         return (o, lse) if return_lse else o
-    _tensors.without_torch({"k": k, "v": v}, {**more, "bias": bias, "sink": sink, "out": out})
+    _tensors.without_torch(q, {"k": k, "v": v}, {**more, "bias": bias, "sink": sink, "out": out})
     o, lse = _run.forward(q, k, v, options=_problem.options(**given), out=out, out_dtype=out_dtype, bias=bias, sink=sink,
                           offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, **more)
     if out is None and not isinstance(q, type(o)) and hasattr(q, "__array_namespace__"):

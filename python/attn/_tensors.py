@@ -19,8 +19,10 @@ def is_torch(x):
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def without_torch(alike, others):
+def without_torch(q, alike, others):
     """Where q is no torch tensor, k and v are none either, and nothing has a gradient, which would be lost."""
+    if q is None or isinstance(q, str):
+        raise invalid("q", repr(q), "be a NumPy array, a torch tensor or speak DLPack")
     for name, x in {**alike, **others}.items():
         if is_torch(x):
             if name in alike:
