@@ -12,17 +12,17 @@
  *
  * Worked numbers, bf16, 227 KiB a block: d 128: keys 2 x 32 KiB, values 32 KiB, q 3 x 16, dout 2 x 16, dS 3 x 16: 224
  * KiB; a thread holds 128 sums, 32 scores, 32 of dP, 32 of dQ, 32 rounded of 240 registers. d 64, with steps of 128
- * queries, takes as much. d 256: keys 32 + 16, values 32, q 2 x 32, dout 32, P 8, dS 3 x 8 + 2 x 8: 224 KiB; 128 sums,
- * 16 scores, 16 of dP, 32 of dQ. */
+ * queries, takes as much. d 256: keys 32 + 16, values 32, q 2 x 32, dout 3 x 16, P 8, dS 2 x 8 + 8: 224 KiB; of 160
+ * registers two groups hold 128 sums, one 32 scores, 32 of dP, 64 of dQ. */
 #include "base/error.h"
 #include "cuda/mma_backward.h"
 #include "cuda/tensor_map.h"
 
 enum { TILE_KV = 128, THREADS = 384, LISTED_BY = 8 };
 enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
-enum { WIDE = 256, WIDE_Q_STAGES = 2, WIDE_BARRIERS = 18 };
+enum { WIDE = 256, WIDE_THREADS = 512, WIDE_Q_STAGES = 2, WIDE_DO_STAGES = 3, WIDE_DS_STAGES = 2, WIDE_BARRIERS = 30 };
 /* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
-enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, TILE_RECORD = 128, PLACE_RECORD = 104, MAIL = 8 };
+enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, PLACE_RECORD = 104, WORD = 4 };
 
 /* Head size that products are cut for. */
 static int width_of(const attn_problem *p) {
@@ -47,12 +47,13 @@ static size_t shared_of(int width) {
                     K_STAGES * OUTPUT_RECORD + 2 * PLACE_RECORD + 8 * barriers);
 }
 
-/* K, V and DO; half of the other block's K; Q; P, DS and DSX. */
+/* K and V; half of the other block's K; Q; halves of DO; P, DS and DSX. */
 static size_t shared_of_wide(void) {
     const int tile_q = tile_q_of(WIDE), half = listed_of(WIDE);
-    int tiles = 3 * half * WIDE + half * WIDE / 2 + WIDE_Q_STAGES * tile_q * WIDE + (1 + 3 + 2) * half * tile_q;
-    return (size_t)(2 * tiles + (WIDE_Q_STAGES + 1) * tile_q * 4 + WIDE_Q_STAGES * STEP_RECORD + OUTPUT_RECORD +
-                    TILE_RECORD + MAIL + 8 * WIDE_BARRIERS);
+    int tiles = 2 * half * WIDE + half * WIDE / 2 + WIDE_Q_STAGES * tile_q * WIDE +
+                WIDE_DO_STAGES * tile_q * WIDE / 2 + (1 + WIDE_DS_STAGES + 1) * half * tile_q;
+    return (size_t)(2 * tiles + WIDE_Q_STAGES * 2 * tile_q * 4 + WIDE_Q_STAGES * STEP_RECORD + 2 * OUTPUT_RECORD +
+                    2 * PLACE_RECORD + (WIDE_DO_STAGES + WIDE_DS_STAGES + 1) * WORD + 8 * WIDE_BARRIERS);
 }
 
 typedef struct mapped {
@@ -88,7 +89,8 @@ static void add_products(attn_plan *plan, const attn__mma_tiling *t) {
         attn__kernel_set(kernel, "K_STAGES", K_STAGES);
     }
     attn__kernel_name(kernel, "_m%dn%d", t->row.tile_q, TILE_KV);
-    attn__kernel_finish(kernel, plan, THREADS, wide ? shared_of_wide() : shared_of((int)t->width_qk));
+    attn__kernel_finish(kernel, plan, wide ? WIDE_THREADS : THREADS,
+                        wide ? shared_of_wide() : shared_of((int)t->width_qk));
 }
 
 /* Short rows of narrow heads: `mma` has fewer launches (H200, d 64, 8 and 32 heads of 256 rows: 33 of 36 us). */
@@ -123,7 +125,7 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     choice->tile_q = tile_q;
     choice->tile_kv = TILE_KV;
     choice->stages = width == WIDE ? WIDE_Q_STAGES : DO_STAGES;
-    choice->warps = THREADS / 32;
+    choice->warps = (width == WIDE ? WIDE_THREADS : THREADS) / 32;
     choice->group = 1;
     choice->splits = t.parts;
     /* stats, dsink's parts and the list of queries; the list of keys; the counts */

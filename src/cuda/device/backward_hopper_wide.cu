@@ -6,203 +6,279 @@
  * and walk its queries together: each has P, dS, dK and dV of its own 64 keys, each gets the other's dS and makes half
  * of the columns of dQ for all 128, and each loads half of q and dout for both.
  *
- * A block is a warp that loads (wide_load.cuh) and two warp groups that compute: each makes half of the block's scores,
- * by queries, and half of the columns of dK and dV. What both need of P and dS goes through shared memory. The order of
- * a group ("|": it waits):
+ * A block is four warps of which a thread each loads, places tiles or sends dS (wide_load.cuh), and three warp groups
+ * that compute. The first makes P and dS, and dQ, in this order ("|": it waits):
  *
- *     S(0) | exp(0)
- *     front(i): dP(i), dQ(i-1) | dS(i), P(i) stored | dV(i) of own queries
- *     back(i):  | dV(i) of the other's, S(i+1), dK(i) | exp(i+1), additions of dQ(i-1) | end of dK(i)
- *     finish:   the same without a next step, then dQ(n-1)
+ *     S(0) | P(0)
+ *     step i:  dP(i), dQ(i-1) | dS(i) | S(i+1); additions of dQ(i-1) | P(i+1)
+ *     finish:  dQ(n-1) | its additions
  *
- * The first warp sends the block's dS to the other block once both groups have stored it; dQ runs one step late, so the
- * way there costs nothing. A buffer of dS is written again three steps later: by then (FREE) both groups have read it,
- * and so has the copy, since the sender has waited for the release of the copy two steps before. */
+ * The second makes dV of a step as soon as P and dout are there, the third dK as soon as dS and q are there; each holds
+ * its sums in registers until the tile's end and stores them while the first is in the next tile. As these two need
+ * nothing else, the tensor cores have their products wherever the first waits or computes. dQ runs one step late, so
+ * that the way of dS to the other block costs nothing. */
 #include "hopper/backward_store.cuh"
 #include "hopper/wide_load.cuh"
 #include "hopper/wide_scores.cuh"
 
-#define THREADS 384
+#define THREADS 512
+
+/* --- The first group: P, dS, dQ --- */
 
 /* Slots of dQ: of this step and of the step before. */
 typedef struct step_slots {
     int now, late;
 } step_slots;
 
-INLINE void release_peer(const worker &w, uint32_t barrier) {
-    __syncwarp();
-    if (w.lane == 0) {
-        peer_arrive(w.peer + barrier);
-    }
+/* dS of the step in the other stage, of both blocks, is there; its product of dQ is under way with issue_late_dq. */
+INLINE void wait_for_late_dq(const scorer &w, int stage, uint32_t parity) {
+    barrier_wait(w.shared + DS_FULL + 8 * stage, (int)parity);
+    barrier_wait(w.shared + DSX_FULL, (int)w.dsx_parity);
 }
-INLINE void release_both(const worker &w, uint32_t barrier) {
-    release_peer(w, barrier);
-    release(w.lane, w.shared + barrier);
+INLINE void issue_late_dq(const scorer &w, float (&dq)[NQ], int stage) {
+    issue_dq(dq, (uint32_t)operand_rows(w.shared + AT_DS + stage * PANEL),
+             (uint32_t)operand_columns(w.shared + AT_K + w.half * HALF_TILE, PANEL),
+             (uint32_t)operand_rows(w.shared + AT_DSX), (uint32_t)operand_columns(w.shared + AT_KX, PANEL));
+}
+/* dQ is complete: the other block may send again. */
+INLINE void end_dq(scorer &w, float (&dq)[NQ]) {
+    pin(dq);
+    release_peer(w.lane, w.peer + DSX_EMPTY);
+    w.dsx_parity ^= 1;
+}
+INLINE void add_all(const attn__params &p, const scorer &w, int slot, const float (&dq)[NQ]) {
+    float *to = p.dq_sum + (int64_t)slot * (TILE_Q * WIDTH) + w.dq;
+    add_dq<0, NQ / 8>(to, dq);
+    add_dq<NQ / 8, NQ / 4>(to + 1024, dq); /* the next 64 columns are 2048 on */
 }
 
-INLINE void wait_for_peer(const worker &w) {
-    barrier_wait(w.shared + DSX_FULL + 8 * w.receive.stage, (int)w.receive.parity);
-}
-INLINE int buffer_before(const worker &w) {
-    return w.ds_ring.stage == 0 ? DS_STAGES - 1 : w.ds_ring.stage - 1;
+INLINE void start_scores(const scorer &w, float (&s)[NS]) {
+    barrier_wait(w.shared + Q_FULL + 8 * w.q.stage, (int)w.q.parity);
+    issue_scores(s, (uint32_t)operand_rows(w.shared + AT_K),
+                 (uint32_t)operand_rows(w.shared + AT_Q + w.q.stage * ROWS_TILE));
 }
 
-/* From P^T in s, with dK of the step before still under way, to P^T and dS^T in shared memory and dV of this group's
- * queries under way. dQ of the step before runs while dS^T is made. */
+/* From P^T in s to dS^T in shared memory, and dQ of the step before. True: it was the tile's last step. */
 template <bool first>
-INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], float (&dq)[NQ], uint32_t (&ds16)[NS / 2],
-                  step_slots &slots) {
+INLINE bool differentiate(scorer &w, const float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
+    const ring_place lower = w.dout;
     float dp[NS];
-    uint32_t p16[NS / 2];
-    if (!first) {
-        products_wait<0>();
-        release_both(w, Q_EMPTY + 8 * (1 - w.q_ring.stage));
+    ring_next<DO_STAGES>(w.dout);
+    const ring_place upper = DO_HALVES == 2 ? w.dout : lower;
+    if (DO_HALVES == 2) {
+        ring_next<DO_STAGES>(w.dout);
     }
-    barrier_wait(w.shared + DO_FULL, (int)w.do_parity);
-    w.do_parity ^= 1;
+    const int late = 1 - w.ds.stage;
     if (!first) {
-        wait_for_peer(w);
+        /* A stage of DS is filled with the parity opposite to that which it was emptied with. */
+        wait_for_late_dq(w, late, w.ds.stage == 0 ? w.ds.parity : w.ds.parity ^ 1);
     }
-    issue_dp(w, dp);
+    barrier_wait(w.shared + DO_FULL + 8 * lower.stage, (int)lower.parity);
+    if (DO_HALVES == 2) {
+        barrier_wait(w.shared + DO_FULL + 8 * upper.stage, (int)upper.parity);
+    }
+    issue_dp(dp, (uint32_t)operand_rows(w.shared + AT_V),
+             (uint32_t)operand_rows(w.shared + AT_DO + lower.stage * HALF_TILE),
+             (uint32_t)operand_rows(w.shared + AT_DO + upper.stage * HALF_TILE));
     if (!first) {
-        issue_dq(w, dq, buffer_before(w));
+        issue_late_dq(w, dq, late);
     }
     products_wait<first ? 0 : 1>();
     pin(dp);
-    barrier_wait(w.shared + FREE, (int)w.free_parity);
-    w.free_parity ^= 1;
-    gradients(w, s, dp, p16, ds16);
-    fence_async();
-    release(w.lane, w.shared + READY);
-    if (!first) {
-        products_wait<0>();
-        pin(dq);
+    release(w.lane, w.shared + DO_EMPTY + 8 * lower.stage);
+    release_peer(w.lane, w.peer + DO_EMPTY + 8 * lower.stage);
+    if (DO_HALVES == 2) {
+        release(w.lane, w.shared + DO_EMPTY + 8 * upper.stage);
+        release_peer(w.lane, w.peer + DO_EMPTY + 8 * upper.stage);
     }
-    issue_dv_own(w, dv, p16);
+    const bool last = step_last(step_address(w));
     slots.late = slots.now;
     slots.now = step_word(step_address(w), STEP_SLOT);
-}
-
-/* Waits for P^T and dS^T of both groups; the first warp sends dS^T to the other block. */
-INLINE void exchange(worker &w) {
-    barrier_wait(w.shared + READY, (int)w.ready_parity);
-    w.ready_parity ^= 1;
-    if (w.group == 0 && w.warp == 0) {
-        const uint32_t full = w.peer + DSX_FULL + 8 * w.send.stage;
-        barrier_wait(w.shared + DSX_EMPTY + 8 * w.send.stage, (int)w.send.parity);
-        if (w.lane == 0) {
-            peer_expect(full, PANEL);
-            peer_copy(w.peer + AT_DSX + w.send.stage * PANEL, w.shared + AT_DS + w.ds_ring.stage * PANEL, PANEL, full);
-        }
-        __syncwarp();
-        ring_next<X_STAGES>(w.send);
+    if (last) {
+        release(w.lane, w.shared + V_EMPTY);
     }
-}
-/* The other block may send again; this group's dQ goes to its sums. */
-INLINE void add_dq_of(const attn__params &p, worker &w, int slot, const float (&dq)[NQ]) {
-    release_peer(w, DSX_EMPTY + 8 * w.receive.stage);
-    ring_next<X_STAGES>(w.receive);
-    add_dq<0, NQ / 4>(p.dq_sum + (int64_t)slot * (TILE_Q * WIDTH) + w.dq, dq);
-}
-
-/* dV and dK of this step, S^T and P^T of the next, the additions of dQ of the step before. */
-template <bool first>
-INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[NO], float (&dv)[NO],
-                 const float (&dq)[NQ], const uint32_t (&ds16)[NS / 2], const step_slots &slots) {
-    const int q_now = w.q_ring.stage;
-    exchange(w);
-    ring_next<Q_STAGES>(w.q_ring);
-    barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
-    issue_dv_other(w, dv);
-    issue_scores(w, s);
-    issue_dk(w, dk, ds16, q_now);
-    products_wait<2>();
-    release_both(w, DO_EMPTY);
-    release(w.lane, w.shared + FREE);
-    products_wait<1>(); /* the next S^T is complete */
-    pin(s);
-    probabilities(p, w, s);
+    barrier_wait(w.shared + DS_EMPTY + 8 * w.ds.stage, (int)w.ds.parity);
+    gradients(w, s, dp);
+    if (w.warp == 0 && w.lane == 0) {
+        *(int *)(shared_memory() + AT_LAST + 4 * (DO_STAGES + w.ds.stage)) = last;
+    }
+    fence_async();
+    release(w.lane, w.shared + DS_FULL + 8 * w.ds.stage);
+    release(w.lane, w.shared + Q_EMPTY + 8 * w.q.stage);
+    release_peer(w.lane, w.peer + Q_EMPTY + 8 * w.q.stage);
+    ring_next<Q_STAGES>(w.q);
+    ring_next<DS_STAGES>(w.ds);
     if (!first) {
-        add_dq_of(p, w, slots.late, dq);
+        products_wait<0>();
+        end_dq(w, dq);
     }
-    ring_next<DS_STAGES>(w.ds_ring);
+    return last;
 }
 
-/* The last step: what is left of dV, dK and dQ. */
+/* P^T of the next step; additions of dQ of the step before this. */
 template <bool first>
-INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], float (&dv)[NO], float (&dq)[NQ],
-                   const uint32_t (&ds16)[NS / 2], const step_slots &slots) {
-    release(w.lane, w.shared + V_EMPTY);
-    exchange(w);
-    issue_dv_other(w, dv);
-    issue_dk(w, dk, ds16, w.q_ring.stage);
+INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const float (&dq)[NQ], const step_slots &slots) {
+    start_scores(w, s);
     if (!first) {
-        add_dq_of(p, w, slots.late, dq);
+        add_all(p, w, slots.late, dq);
     }
-    products_wait<0>();
-    release_both(w, DO_EMPTY);
-    release_both(w, Q_EMPTY + 8 * w.q_ring.stage);
-    release(w.lane, w.shared + FREE);
-    wait_for_peer(w);
-    issue_dq(w, dq, w.ds_ring.stage);
-    products_wait<0>();
-    pin(dq);
-    add_dq_of(p, w, slots.now, dq);
-    ring_next<Q_STAGES>(w.q_ring);
-    ring_next<DS_STAGES>(w.ds_ring);
-}
-
-/* All steps of a tile whose keys have landed. */
-INLINE void compute_tile(const attn__params &p, worker &w, float (&dk)[NO], float (&dv)[NO]) {
-    float s[NS], dq[NQ];
-    uint32_t ds16[NS / 2];
-    step_slots slots;
-    barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
-    issue_scores(w, s);
-#pragma unroll
-    for (int n = 0; n < NO; n++) {
-        dk[n] = dv[n] = 0.0f;
-    }
-    barrier_wait(w.shared + V_FULL, (int)w.v_parity);
-    w.v_parity ^= 1;
     products_wait<0>();
     pin(s);
     probabilities(p, w, s);
-    front<true>(w, s, dv, dq, ds16, slots);
-    if (step_last(step_address(w))) {
-        finish<true>(p, w, dk, dv, dq, ds16, slots);
-        return;
-    }
-    back<true>(p, w, s, dk, dv, dq, ds16, slots);
+}
+
+INLINE void finish(const attn__params &p, scorer &w, float (&dq)[NQ], const step_slots &slots) {
+    const int late = 1 - w.ds.stage;
+    wait_for_late_dq(w, late, w.ds.stage == 0 ? w.ds.parity : w.ds.parity ^ 1);
+    issue_late_dq(w, dq, late);
+    products_wait<0>();
+    release(w.lane, w.shared + K_EMPTY);
+    end_dq(w, dq);
+    add_all(p, w, slots.now, dq);
+}
+
+INLINE void make_scores(const attn__params &p, int warp, int rank) {
+    scorer w = scorer_make(shared_address(shared_memory()), warp, rank);
+    while (output_next(w.shared, w.outputs)) {
+        float s[NS], dq[NQ];
+        step_slots slots;
+        ring_next<2>(w.outputs);
+        barrier_wait(w.shared + K_FULL, (int)w.tile_parity);
+        start_scores(w, s);
+        barrier_wait(w.shared + V_FULL, (int)w.tile_parity);
+        w.tile_parity ^= 1;
+        products_wait<0>();
+        pin(s);
+        probabilities(p, w, s);
+        if (!differentiate<true>(w, s, dq, slots)) {
+            advance<true>(p, w, s, dq, slots);
 #pragma unroll 1
-    for (;;) {
-        front<false>(w, s, dv, dq, ds16, slots);
-        if (step_last(step_address(w))) {
-            break;
+            while (!differentiate<false>(w, s, dq, slots)) {
+                advance<false>(p, w, s, dq, slots);
+            }
+            add_all(p, w, slots.late, dq);
         }
-        back<false>(p, w, s, dk, dv, dq, ds16, slots);
+        finish(p, w, dq, slots);
     }
-    finish<false>(p, w, dk, dv, dq, ds16, slots);
 }
 
-INLINE void compute_all(const attn__params &p, int warp, int rank) {
-    worker w = worker_make(shared_address(shared_memory()), warp, rank);
-    float dk[NO], dv[NO];
-    while (true) {
-        barrier_wait(w.shared + K_FULL, (int)w.k_parity);
-        w.k_parity ^= 1;
-        if ((int)load_word(w.shared + AT_OUTPUTS) < 0) {
-            return;
+/* --- The others: dV and dK --- */
+
+/* The tile's sums are complete; its record may be written anew. */
+INLINE output_record output_take(uint32_t shared, int lane, ring_place &outputs) {
+    const output_record output =
+        *(const output_record *)(shared_memory() + AT_OUTPUTS + outputs.stage * OUTPUT_RECORD);
+    release(lane, shared + OUT_EMPTY + 8 * outputs.stage);
+    ring_next<2>(outputs);
+    return output;
+}
+
+template <bool value, int more>
+INLINE void store_halves(const attn__params &p, int warp, int lane, const output_record &output, float (&lower)[NV],
+                         float (&upper)[more]) {
+    constexpr bool both = (value ? DIM_V : DIM_QK) > WIDTH / 2;
+    pin(lower);
+    if constexpr (both) {
+        pin(upper);
+    }
+    if (output.slot_rows <= 0) {
+        return; /* the tile ends in the other block's half */
+    }
+    bool wild = !all_finite(lower, lower);
+    if constexpr (both) {
+        wild = wild || !all_finite(upper, upper);
+    }
+    if (!list_wild(p, output, value && warp == 0 && lane == 0, lane, wild)) {
+        output_place place = {warp * 16 + (lane >> 2), 0, lane};
+        store_gradient<value>(p, place, output, lower);
+        if constexpr (both) {
+            place.column = WIDTH / 2;
+            store_gradient<value>(p, place, output, upper);
         }
-        compute_tile(p, w, dk, dv);
-        const output_record output = *(const output_record *)(shared_memory() + AT_OUTPUTS);
-        release(w.lane, w.shared + K_EMPTY);
-        pin(dv);
-        pin(dk);
-        if (output.slot_rows > 0) { /* the tile may end in the other block's half */
-            const output_place place = {w.row, w.group * (WIDTH / 2), w.lane};
-            store_tile(p, place, w.group == 0 && w.row == 0 && w.lane == 0, output, dk, dv);
+    }
+}
+
+INLINE void make_dv(const attn__params &p, int warp, int rank) {
+    const uint32_t shared = shared_address(shared_memory()), peer = peer_shared(shared, 1 - rank);
+    const int lane = (int)(threadIdx.x & 31);
+    ring_place outputs = {0, 0}, dout = {0, 0};
+    uint32_t p_parity = 0;
+    float lower[NV], upper[NV_MORE];
+    while (output_next(shared, outputs)) {
+        bool last = false, more = false;
+#pragma unroll 1
+        while (!last) {
+            const ring_place first = dout;
+            ring_next<DO_STAGES>(dout);
+            const ring_place second = dout;
+            barrier_wait(shared + P_FULL, (int)p_parity);
+            p_parity ^= 1;
+            barrier_wait(shared + DO_FULL + 8 * first.stage, (int)first.parity);
+            last = load_word(shared + AT_LAST + 4 * first.stage) != 0;
+            product_rows(lower, (uint32_t)operand_rows(shared + AT_P),
+                         (uint32_t)operand_columns(shared + AT_DO + first.stage * HALF_TILE, PANEL), more);
+            if constexpr (DO_HALVES == 2) {
+                ring_next<DO_STAGES>(dout);
+                barrier_wait(shared + DO_FULL + 8 * second.stage, (int)second.parity);
+                product_rows(upper, (uint32_t)operand_rows(shared + AT_P),
+                             (uint32_t)operand_columns(shared + AT_DO + second.stage * HALF_TILE, PANEL), more);
+                products_wait<1>();
+            } else {
+                products_wait<0>();
+            }
+            release(lane, shared + DO_EMPTY + 8 * first.stage);
+            release_peer(lane, peer + DO_EMPTY + 8 * first.stage);
+            if constexpr (DO_HALVES == 2) {
+                products_wait<0>();
+                release(lane, shared + DO_EMPTY + 8 * second.stage);
+                release_peer(lane, peer + DO_EMPTY + 8 * second.stage);
+            }
+            release(lane, shared + P_EMPTY);
+            more = true;
         }
+        store_halves<true>(p, warp, lane, output_take(shared, lane, outputs), lower, upper);
+    }
+}
+
+INLINE void make_dk(const attn__params &p, int warp, int rank) {
+    const uint32_t shared = shared_address(shared_memory()), peer = peer_shared(shared, 1 - rank);
+    const int lane = (int)(threadIdx.x & 31);
+    ring_place outputs = {0, 0}, ds = {0, 0}, q = {0, 0};
+    float lower[NV], upper[NK_MORE];
+    while (output_next(shared, outputs)) {
+        bool last = false, more = false;
+#pragma unroll 1
+        while (!last) {
+            barrier_wait(shared + Q_FULL + 8 * q.stage, (int)q.parity);
+            barrier_wait(shared + DS_FULL + 8 * ds.stage, (int)ds.parity);
+            last = load_word(shared + AT_LAST + 4 * (DO_STAGES + ds.stage)) != 0;
+            product_rows(lower, (uint32_t)operand_rows(shared + AT_DS + ds.stage * PANEL),
+                         (uint32_t)operand_columns(shared + AT_Q + q.stage * ROWS_TILE, PANEL), more);
+            if constexpr (DIM_QK > 128) {
+                product_rows(upper, (uint32_t)operand_rows(shared + AT_DS + ds.stage * PANEL),
+                             (uint32_t)operand_columns(shared + AT_Q + q.stage * ROWS_TILE + HALF_TILE, PANEL), more);
+            }
+            products_wait<0>();
+            release(lane, shared + DS_EMPTY + 8 * ds.stage);
+            release(lane, shared + Q_EMPTY + 8 * q.stage);
+            release_peer(lane, peer + Q_EMPTY + 8 * q.stage);
+            ring_next<DS_STAGES>(ds);
+            ring_next<Q_STAGES>(q);
+            more = true;
+        }
+        store_halves<false>(p, warp, lane, output_take(shared, lane, outputs), lower, upper);
+    }
+}
+
+INLINE void feed(const attn__params &p, const attn__maps &maps, int warp, int rank) {
+    if (warp == 0) {
+        place_all(p, rank);
+    } else if (warp == 1) {
+        load_queries(p, maps, rank);
+    } else if (warp == 2) {
+        load_douts(p, maps, rank);
+    } else {
+        send_all(rank);
     }
 }
 
@@ -216,14 +292,20 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
         barriers_make(shared_address(shared_memory()));
     }
     cluster_sync();
-    if (warp < 4) {
-        registers_give<24>();
-        if (threadIdx.x == 0) {
-            load_all(p, maps, rank);
+    if (warp < GROUP) {
+        registers_give<32>();
+        if (threadIdx.x % 32 == 0) {
+            feed(p, maps, warp, rank);
         }
     } else {
-        registers_take<240>();
-        compute_all(p, warp - 4, rank);
+        registers_take<160>();
+        if (warp < 2 * GROUP) {
+            make_scores(p, warp - GROUP, rank);
+        } else if (warp < 3 * GROUP) {
+            make_dv(p, warp - 2 * GROUP, rank);
+        } else {
+            make_dk(p, warp - 3 * GROUP, rank);
+        }
     }
     cluster_sync();
 }

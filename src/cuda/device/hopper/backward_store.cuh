@@ -67,16 +67,23 @@ INLINE void store_sums(const attn__params &p, const output_place &at, const attn
     store_elements<dtype, dim>(at, to, t, p.accumulate, rows, slot_rows, scale, sums);
 }
 
-/* A part of a group's query heads (SPLIT): float32, not scaled, in a tensor of its own. */
-template <int count>
-INLINE void store_part(const attn__params &p, const output_place &at, const output_record &output,
-                       const float (&dk)[count], const float (&dv)[count]) {
-    const int slots = (int)key_slots(p), place = output.number / slots;
-    attn__tensor_ref part;
-    key_part_of(p, output.part, place % p.heads_kv, output.number % slots, 0, &part);
-    store_elements<F32, DIM_QK>(at, (float *)part.data, part, false, output.rows, output.rows, 1.0f, dk);
-    key_part_of(p, output.part, place % p.heads_kv, output.number % slots, 1, &part);
-    store_elements<F32, DIM_V>(at, (float *)part.data, part, false, output.rows, output.rows, 1.0f, dv);
+/* dv (value) or dk. SPLIT: a part of a group's query heads, float32, not scaled, in a tensor of its own. */
+template <bool value, int count>
+INLINE void store_gradient(const attn__params &p, const output_place &at, const output_record &output,
+                           const float (&sums)[count]) {
+    if constexpr (SPLIT) {
+        const int slots = (int)key_slots(p), place = output.number / slots;
+        attn__tensor_ref part;
+        key_part_of(p, output.part, place % p.heads_kv, output.number % slots, value, &part);
+        store_elements<F32, value ? DIM_V : DIM_QK>(at, (float *)part.data, part, false, output.rows, output.rows, 1.0f,
+                                                    sums);
+    } else if constexpr (value) {
+        store_sums<DV_DTYPE, DIM_V>(p, at, p.dv, ATTN__ALIGNED_DV, output.dv, output.rows, output.slot_rows, 1.0f,
+                                    sums);
+    } else {
+        store_sums<DK_DTYPE, DIM_QK>(p, at, p.dk, ATTN__ALIGNED_DK, output.dk, output.rows, output.slot_rows, p.scale,
+                                     sums);
+    }
 }
 
 template <int count> INLINE bool all_finite(const float (&dk)[count], const float (&dv)[count]) {
@@ -99,23 +106,21 @@ INLINE bool any_of_both(bool x) {
     return any != 0;
 }
 
+/* Lists a tile that must not be stored. first: of all computing threads; wild: a sum of this thread is not finite. */
+INLINE bool list_wild(const attn__params &p, const output_record &output, bool first, int lane, bool wild) {
+    wild = p.accumulate ? any_of_both(wild) : __any_sync(0xffffffffu, wild);
+    if (wild && (p.accumulate ? first : lane == 0)) {
+        list_add(row_scratch_of(p).keys, output.number);
+    }
+    return wild;
+}
+
 /* first: this thread is the first that computes. */
 template <int count>
 INLINE void store_tile(const attn__params &p, const output_place &at, bool first, const output_record &output,
                        const float (&dk)[count], const float (&dv)[count]) {
-    bool wild = !all_finite(dk, dv);
-    wild = p.accumulate ? any_of_both(wild) : __any_sync(0xffffffffu, wild);
-    if (wild) {
-        if (p.accumulate ? first : at.lane == 0) {
-            list_add(row_scratch_of(p).keys, output.number);
-        }
-        return;
-    }
-    if constexpr (SPLIT) {
-        store_part(p, at, output, dk, dv);
-    } else {
-        store_sums<DV_DTYPE, DIM_V>(p, at, p.dv, ATTN__ALIGNED_DV, output.dv, output.rows, output.slot_rows, 1.0f, dv);
-        store_sums<DK_DTYPE, DIM_QK>(p, at, p.dk, ATTN__ALIGNED_DK, output.dk, output.rows, output.slot_rows, p.scale,
-                                     dk);
+    if (!list_wild(p, output, first, at.lane, !all_finite(dk, dv))) {
+        store_gradient<true>(p, at, output, dv);
+        store_gradient<false>(p, at, output, dk);
     }
 }

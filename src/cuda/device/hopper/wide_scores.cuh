@@ -1,57 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From S^T and dP^T to P^T and dS^T, as backward_scores.cuh does for narrower heads: here a group has 32 queries of the
- * step, and what it has made goes to shared memory too, where the other group, and of dS the other block, read it. */
+ * From S^T and dP^T to P^T and dS^T, as backward_scores.cuh does for narrower heads: here both go to shared memory,
+ * where the groups that make dV and dK read them, and of dS the other block. */
 #pragma once
 #include "hopper/backward_pieces.cuh"
 #include "hopper/wide_products.cuh"
 #include "softmax.cuh"
 
-INLINE uint32_t step_address(const worker &w) {
-    return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
+/* A thread of the group that makes scores: its place, its operands, and where it stands in the rings. */
+typedef struct scorer {
+    uint32_t shared, peer;
+    int lane, warp;
+    int row;        /* key of its first sums inside the block's half; the other is + 8 */
+    uint32_t store; /* this lane's place in P or a stage of DS */
+    int64_t dq;     /* in a slot of dQ */
+    int half;       /* of dQ's columns: the block's rank */
+    ring_place q, dout, ds, outputs;
+    uint32_t tile_parity, p_parity, dsx_parity;
+} scorer;
+
+INLINE scorer scorer_make(uint32_t shared, int warp, int rank) {
+    scorer w;
+    w.shared = shared;
+    w.peer = peer_shared(shared, 1 - rank);
+    w.lane = (int)(threadIdx.x & 31);
+    w.warp = warp;
+    w.row = warp * 16 + (w.lane >> 2);
+    w.store = (warp * 16 + (w.lane & 15)) * 128 + (((w.lane >> 4) ^ (w.lane & 7)) << 4);
+    /* In the order of gradient_tile.cuh's add_dq, with two warps along the rows. */
+    w.dq = ((warp / 2) * 4 + 2 * rank) * 2048 + (warp & 1) * 1024 + w.lane * 4;
+    w.half = rank;
+    w.q = w.dout = w.outputs = {0, 0};
+    w.ds = {0, 1};
+    w.tile_parity = w.dsx_parity = 0;
+    w.p_parity = 1;
+    return w;
 }
 
-/* lse or delta of this group's queries that this lane has; part: 16 of them. */
-INLINE float4 stats_of(const worker &w, uint32_t stats, int part) {
-    return load_floats(stats + (2 * w.group + part) * 64 + (w.lane & 3) * 16);
+INLINE uint32_t step_address(const scorer &w) {
+    return w.shared + AT_STEPS + w.q.stage * STEP_RECORD;
+}
+/* 0: lse, 1: delta, of the 4 of 16 queries that this lane has. */
+INLINE float4 stats_of(const scorer &w, int which, int part) {
+    return load_floats(w.shared + AT_STATS + w.q.stage * STATS + which * (STATS / 2) + part * 64 + (w.lane & 3) * 16);
 }
 
-/* S^T to P^T in place. */
-INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS]) {
+/* S^T to P^T in place and, rounded, to shared memory. */
+INLINE void probabilities(const attn__params &p, scorer &w, float (&s)[NS]) {
     if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
-        hide(step_address(w), w.row, 32 * w.group + (w.lane & 3) * 2, s);
+        hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
     const float factor = p.scale * LOG2E;
+    barrier_wait(w.shared + P_EMPTY, (int)w.p_parity);
+    w.p_parity ^= 1;
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
-        const float4 lse = stats_of(w, w.shared + AT_LSE + w.q_ring.stage * STATS, part);
+        const float4 lse = stats_of(w, 0, part);
         const float of[4] = {lse.x, lse.y, lse.z, lse.w};
+        uint32_t p16[4];
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float &x = s[8 * part + n];
             x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
         }
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            p16[n] = narrow_pair<DTYPE>(s[8 * part + 2 * n], s[8 * part + 2 * n + 1]);
+        }
+        store_matrices((w.shared + AT_P + w.store) ^ (part * 32), p16[0], p16[1], p16[2], p16[3]);
     }
     pin(s);
+    fence_async();
+    release(w.lane, w.shared + P_FULL);
 }
 
-/* P^T and dS^T, rounded, to shared memory and as the factors of this group's own queries. */
-INLINE void gradients(const worker &w, const float (&s)[NS], const float (&dp)[NS], uint32_t (&p16)[NS / 2],
-                      uint32_t (&ds16)[NS / 2]) {
-    const uint32_t to = w.shared + w.store, ds = to + w.ds_ring.stage * PANEL;
+/* dS^T, rounded, to a stage of DS. */
+INLINE void gradients(const scorer &w, const float (&s)[NS], const float (&dp)[NS]) {
+    const uint32_t to = w.shared + AT_DS + w.ds.stage * PANEL + w.store;
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
-        const float4 delta = stats_of(w, w.shared + AT_DELTA, part);
+        const float4 delta = stats_of(w, 1, part);
         const float of[4] = {delta.x, delta.y, delta.z, delta.w};
+        uint32_t ds16[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int at = 8 * part + 2 * n;
-            ds16[4 * part + n] =
+            ds16[n] =
                 narrow_pair<DTYPE>(s[at] * (dp[at] - of[n / 2 * 2]), s[at + 1] * (dp[at + 1] - of[n / 2 * 2 + 1]));
-            p16[4 * part + n] = narrow_pair<DTYPE>(s[at], s[at + 1]);
         }
-        store_matrices((to + AT_P) ^ (part * 32), p16[4 * part], p16[4 * part + 1], p16[4 * part + 2],
-                       p16[4 * part + 3]);
-        store_matrices((ds + AT_DS) ^ (part * 32), ds16[4 * part], ds16[4 * part + 1], ds16[4 * part + 2],
-                       ds16[4 * part + 3]);
+        store_matrices(to ^ (part * 32), ds16[0], ds16[1], ds16[2], ds16[3]);
     }
 }
