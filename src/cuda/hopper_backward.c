@@ -50,8 +50,8 @@ static size_t shared_of(int width) {
 /* K and V; half of the other block's K; Q; halves of DO; P, DS and DSX. */
 static size_t shared_of_wide(void) {
     const int tile_q = tile_q_of(WIDE), half = listed_of(WIDE);
-    int tiles = 2 * half * WIDE + half * WIDE / 2 + WIDE_Q_STAGES * tile_q * WIDE +
-                WIDE_DO_STAGES * tile_q * WIDE / 2 + (1 + WIDE_DS_STAGES + 1) * half * tile_q;
+    int tiles = 2 * half * WIDE + half * WIDE / 2 + WIDE_Q_STAGES * tile_q * WIDE + WIDE_DO_STAGES * tile_q * WIDE / 2 +
+                (1 + WIDE_DS_STAGES + 1) * half * tile_q;
     return (size_t)(2 * tiles + WIDE_Q_STAGES * 2 * tile_q * 4 + WIDE_Q_STAGES * STEP_RECORD + 2 * OUTPUT_RECORD +
                     2 * PLACE_RECORD + (WIDE_DO_STAGES + WIDE_DS_STAGES + 1) * WORD + 8 * WIDE_BARRIERS);
 }

@@ -59,8 +59,7 @@ INLINE void start_scores(const scorer &w, float (&s)[NS]) {
 }
 
 /* From P^T in s to dS^T in shared memory, and dQ of the step before. True: it was the tile's last step. */
-template <bool first>
-INLINE bool differentiate(scorer &w, const float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
+template <bool first> INLINE bool differentiate(scorer &w, const float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
     const ring_place lower = w.dout;
     float dp[NS];
     ring_next<DO_STAGES>(w.dout);
@@ -166,8 +165,7 @@ INLINE void make_scores(const attn__params &p, int warp, int rank) {
 
 /* The tile's sums are complete; its record may be written anew. */
 INLINE output_record output_take(uint32_t shared, int lane, ring_place &outputs) {
-    const output_record output =
-        *(const output_record *)(shared_memory() + AT_OUTPUTS + outputs.stage * OUTPUT_RECORD);
+    const output_record output = *(const output_record *)(shared_memory() + AT_OUTPUTS + outputs.stage * OUTPUT_RECORD);
     release(lane, shared + OUT_EMPTY + 8 * outputs.stage);
     ring_next<2>(outputs);
     return output;

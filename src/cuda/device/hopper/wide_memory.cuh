@@ -9,8 +9,8 @@
  *     P       P^T, 64 keys x 64 queries         DS   dS^T, two stages           DSX  the other block's dS^T
  *
  * FULL: bytes have landed, or are stored. EMPTY: all have read; of Q and DO the warps of both blocks, since each block
- * loads half of the panels for both; of DSX the warps of the block that was written to. OUT: a tile's record of outputs.
- * TILE: the placing thread's records (wide_load.cuh). MAIL: the next tile's number, to the second block. */
+ * loads half of the panels for both; of DSX the warps of the block that was written to. OUT: a tile's record of
+ * outputs. TILE: the placing thread's records (wide_load.cuh). MAIL: the next tile's number, to the second block. */
 #pragma once
 #include "hopper/backward_records.cuh"
 #include "hopper/cluster.cuh"

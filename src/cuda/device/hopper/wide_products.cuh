@@ -12,18 +12,17 @@
 #define NS 32 /* scores a thread */
 #define NQ 64 /* dq */
 /* Sums of half of the columns of dk or dv; of the other half, which may be narrower or have no product at all. */
-#define NV          64
-#define MORE(dim)   ((dim) > 192 ? 64 : (dim) > 128 ? 32 : 8)
-#define NV_MORE     MORE(DIM_V)
-#define NK_MORE     MORE(DIM_QK)
+#define NV        64
+#define MORE(dim) ((dim) > 192 ? 64 : (dim) > 128 ? 32 : 8)
+#define NV_MORE   MORE(DIM_V)
+#define NK_MORE   MORE(DIM_QK)
 
 /* In units of descriptors: 16 bytes. */
 #define PANEL16 (PANEL / 16)
 #define STEP16  128 /* 16 rows that are summed over */
 
 /* sums (+)= keys times queries over columns [0, columns) of a half of both. */
-template <int columns>
-INLINE void product_scores(float (&sums)[NS], uint32_t keys, uint32_t queries, bool add) {
+template <int columns> INLINE void product_scores(float (&sums)[NS], uint32_t keys, uint32_t queries, bool add) {
 #pragma unroll
     for (int k = 0; k < (columns + 15) / 16; k++) {
         product_shared<0, 0>(sums, operand(keys + k / 4 * PANEL16 + k % 4 * 2),
