@@ -19,6 +19,8 @@
 #include "cuda/tensor_map.h"
 
 enum { TILE_KV = 128, THREADS = 384, LISTED_BY = 8 };
+/* A warp adds 512 bytes of dQ at once: lines of 128 bytes that it shares with none, or memory does a quarter more. */
+enum { SUMS_ALIGNMENT = 256 };
 enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
 enum { WIDE = 256, WIDE_THREADS = 512, WIDE_Q_STAGES = 2, WIDE_DO_STAGES = 3, WIDE_DS_STAGES = 2, WIDE_BARRIERS = 30 };
 /* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
@@ -133,7 +135,8 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     const size_t list = attn__mma_floats(p->heads_kv * t.parts, key_slots, LISTED_BY);
     const size_t limit = SIZE_MAX / 4;
     choice->extra = attn__span_take(&plan->workspace, stats < limit && list < limit ? stats + list + 64 : SIZE_MAX);
-    choice->dq = attn__span_take(&plan->workspace, attn__mma_floats(p->heads_q, slots, tile_q * width));
+    const size_t sums = attn__mma_floats(p->heads_q, slots, tile_q * width);
+    choice->dq = attn__span_take(&plan->workspace, sums < limit ? sums + SUMS_ALIGNMENT : SIZE_MAX);
     if (t.parts > 1) {
         choice->partial_o = attn__span_take(
             &plan->workspace, attn__mma_floats(p->heads_kv, t.parts * key_slots * listed, p->dim_qk + p->dim_v));
@@ -209,6 +212,8 @@ attn_status attn__hopper_run_backward(attn__cuda_run *run) {
     const int64_t keys = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, listed_of(width_of(p)));
     const int64_t tiles = p->heads_kv * attn__mma_slots(p, false, args->n_segments_kv, TILE_KV);
     const bool pairs = args->dk || args->dv || args->dq;
+    run->params.dq_sum =
+        (float *)(((uintptr_t)run->params.dq_sum + SUMS_ALIGNMENT - 1) & ~(uintptr_t)(SUMS_ALIGNMENT - 1));
     if (p->heads_q == 0) {
         return ATTN_OK; /* no elements; the launch below wants a head even where there are no rows */
     }
