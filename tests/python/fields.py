@@ -36,10 +36,13 @@ class NumPy:
         self.dtype = dtype
 
     def give(self, a):
-        return np.asarray(a) if np.asarray(a).dtype.kind in "bi" else np.asarray(a).astype(self.dtype)
+        return np.asarray(a) if np.asarray(a).dtype.kind in "biu" else np.asarray(a).astype(self.dtype)
 
     def take(self, t):
         return np.asarray(t, np.float64)
+
+    def wide(self):
+        return type(self)("float32")
 
 
 class Torch(NumPy):
@@ -47,32 +50,53 @@ class Torch(NumPy):
         import torch
 
         a = np.array(a)
-        kind = None if a.dtype.kind in "bi" else getattr(torch, self.dtype)
+        kind = None if a.dtype.kind in "biu" else getattr(torch, self.dtype)
         return torch.tensor(a, dtype=kind, device=conftest.DEVICE)
 
     def take(self, t):
         return t.detach().double().cpu().numpy()
 
 
-def nan_like(t):
-    t = t.clone() if hasattr(t, "clone") else t.copy()
-    t[...] = math.nan
-    return t
+MARGIN = 96
+
+
+def guarded(kind, a):
+    """a as a tensor of this kind in the middle of an allocation that is NaN all around."""
+    a = np.asarray(a, np.float64)
+    around = np.full(MARGIN, math.nan)
+    return kind.give(np.concatenate((around, a.ravel(), around)))[MARGIN : MARGIN + a.size].reshape(a.shape)
+
+
+def guards_stand(t):
+    """Is all around the tensor, which guarded() made, still NaN?"""
+    whole = t
+    while not hasattr(t, "untyped_storage") and whole.base is not None:
+        whole = whole.base
+    if hasattr(t, "untyped_storage"):
+        whole = t.new_empty(0).set_(t.untyped_storage()).isnan().cpu().numpy()
+    else:
+        whole = np.isnan(whole)
+    return whole[:MARGIN].all() and whole[-MARGIN:].all()
 
 
 def both(kind, q, k, v, dout=None, dlse=None, layout="bhsd", bias=None, **options):
-    """o, lse and gradients as float64 arrays; gradients are written over NaN."""
-    q, k, v = (kind.give(t) if isinstance(t, np.ndarray) else t for t in (q, k, v))
+    """o, lse and gradients as float64 arrays, all written over NaN; around inputs and outputs there is NaN too."""
+    q, k, v, dout = (guarded(kind, t) if isinstance(t, np.ndarray) and t.dtype == np.float64 else t for t in (q, k, v, dout))
     named = {n: kind.give(t) if isinstance(t, np.ndarray) else t for n, t in
              (("mask", options.pop("mask", None)), ("bias", bias)) if t is not None}
     lengths = {n: options.pop(n) for n in ("cu_seqlens_q", "cu_seqlens_kv") if n in options}
+    named.update({n: options.pop(n) for n in ("max_seqlen_q", "max_seqlen_kv") if n in options})
     named.update({n: kind.give(np.asarray(t, np.int32)) for n, t in lengths.items()})
-    o, lse = attn.attention(q, k, v, layout=layout, return_lse=True, **named, **options)
+    out = guarded(kind, np.full((*q.shape[:-1], v.shape[-1]), math.nan))
+    o, lse = attn.attention(q, k, v, layout=layout, return_lse=True, out=out, **named, **options)
+    assert o is out and guards_stand(o)
     found = {"o": kind.take(o), "lse": kind.take(lse)}
     if dout is not None:
-        dout = kind.give(dout) if isinstance(dout, np.ndarray) else dout
-        grads = {n: nan_like(t) for n, t in (("dq", q), ("dk", k), ("dv", v))}
-        g = _run.backward(dout, q, k, v, o, lse, options=_problem.options(layout=layout, **options), **named, **grads)
+        grads = {n: guarded(kind, np.full(tuple(t.shape), math.nan)) for n, t in (("dq", q), ("dk", k), ("dv", v))}
+        wide = kind.wide()
+        dlse = None if dlse is None else wide.give(dlse)
+        g = _run.backward(dout, q, k, v, o, lse, options=_problem.options(layout=layout, **options), dlse=dlse, **named, **grads)
+        assert all(guards_stand(t) for t in g.values())
         found.update({n: kind.take(t) for n, t in g.items()})
     return found
 
@@ -96,9 +120,9 @@ def sums(kind, found, factor=1.0, **wants):
         assert abs(np.abs(found[name]).sum() - want) <= factor * SUM[kind.dtype] * want, (name, np.abs(found[name]).sum(), want)
 
 
-def kinds():
-    """NumPy where there is nothing but a CPU; PyTorch's tensors on the tests' device."""
-    given = [NumPy(d) for d in ("float32", "float16")] if conftest.DEVICE == "cpu" else []
+def kinds(arrays=True):
+    """NumPy where there is nothing but a CPU, if arrays are wanted; PyTorch's tensors on the tests' device."""
+    given = [NumPy(d) for d in ("float32", "float16")] if arrays and conftest.DEVICE == "cpu" else []
     try:
         import torch  # noqa: F401
     except ImportError:
