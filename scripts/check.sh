@@ -99,11 +99,14 @@ check_gpu-python() {
 check_gpu-sanitize() {
     need compute-sanitizer
     need_gpu
-    local tool log=$build/sanitizer.log failed=0
+    local tool only log=$build/sanitizer.log failed=0
     export ATTN_TEST_DEVICE=cuda ATTN_TEST_INTENSITY=${ATTN_TEST_INTENSITY:-0}
     for tool in memcheck racecheck initcheck synccheck; do
+        # racecheck knows nothing of the lanes for which one lane arrives at an mbarrier: docs/hopper.md.
+        only=
+        [ "$tool" != racecheck ] || only=mma
         for test in parity.test_list cases.test_c09_c10_layouts gpu.test_lengths; do
-            if ATTN_TEST_SHARD=0/2 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/tests/$test" >"$log" 2>&1; then
+            if ATTN_TEST_IMPL=$only ATTN_TEST_SHARD=0/2 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/tests/$test" >"$log" 2>&1; then
                 echo "$tool $test: $(grep 'ERROR SUMMARY' "$log" | sed 's/.*SUMMARY: //')"
             else
                 failed=1
