@@ -120,7 +120,7 @@ const char *const *machine_implementations(bool all) {
             ATTN_OK) {
             give_up(error.field, error.message);
         }
-        if (one.available && (all || !judge(one.name)) && (!only || !strcmp(only, one.name))) {
+        if (one.available && (all || !judge(one.name)) && (!only || !*only || !strcmp(only, one.name))) {
             list[found++] = one.name;
         }
     }
