@@ -44,14 +44,14 @@ def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", wi
     _tensors.without_torch(q, {"k": k, "v": v}, {**more, "bias": bias, "sink": sink, "out": out})
     o, lse = _run.forward(q, k, v, options=_problem.options(**given), out=out, out_dtype=out_dtype, bias=bias, sink=sink,
                           offset=offset, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, **more)
-    if out is None and not isinstance(q, type(o)) and hasattr(q, "__array_namespace__"):
-        o, lse = (q.__array_namespace__().from_dlpack(t) for t in (o, lse))
+    if out is None:
+        o, lse = _tensors.in_kind((o, lse), q)
     return (o, lse) if return_lse else o
 
 
 def reference(q, k, v, **options):
     """attention() in float64 on the CPU, for tests: arguments and results as there, gradients too."""
-    wide = {"q": q, "k": k, "v": v, **options}
+    wide = {"q": q, "k": k, "v": v, **options, "return_lse": True}
     for name in ("q", "k", "v", "bias", "alibi", "sink"):
         t = _tensors.adopt(wide.get(name), name)
         if t is not None:
@@ -61,7 +61,9 @@ def reference(q, k, v, **options):
             wide[name] = wide[name].cpu()
     for name in ("implementation", "tile_q", "tile_kv", "splits", "stages", "tensor_cores", "tf32", "out_dtype"):
         wide.pop(name, None)
-    return attention(**wide)
+    found = attention(**wide)
+    found = found if options.get("out") is not None else _tensors.in_kind(found, q)
+    return tuple(found) if options.get("return_lse") else found[0]
 
 
 def merge(parts, layout="bshd"):

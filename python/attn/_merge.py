@@ -80,10 +80,16 @@ def _on_device(os, lses, axes):
 
 
 def merge(parts, layout="bshd"):
+    parts = list(parts)
+    found = _merge(parts, layout)
+    return _tensors.in_kind(found, parts[0][0])
+
+
+def _merge(parts, layout):
     if layout not in _problem.LAYOUTS:
         raise invalid("layout", repr(layout), 'be "bshd", "bhsd" or "thd"')
     axes = _problem.LAYOUTS[layout]
-    os, lses = _checked(list(parts), axes)
+    os, lses = _checked(parts, axes)
     if _tensors.is_torch(os[0]):
         import torch
 

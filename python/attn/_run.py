@@ -174,7 +174,14 @@ def _run(call, plan, given, pointers):
         _cuda.note_status(*status)
 
 
-def checked(given, t, name, shape, kinds):
+def written(t, name):
+    """t's view, where it may be written."""
+    if isinstance(t, np.ndarray) and not t.flags.writeable:
+        raise invalid(name, "a read-only array", "be one that can be written")
+    return view(t, name)
+
+
+def checked(given, t, name, shape, kinds, view=view):
     found = view(t, name)
     if tuple(found.shape) != tuple(shape):
         raise invalid(name, f"of shape {tuple(found.shape)}", f"be {tuple(shape)}")
@@ -245,8 +252,8 @@ def forward_later(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, 
         out = _tensors.empty(given.q, given.o_shape(), out_dtype or kind)
     if lse is None:
         lse = _tensors.empty(given.q, given.s.lse_shape(), wide)
-    vo = checked(given, out, "out", given.o_shape(), (kind, wide))
-    vl = checked(given, lse, "lse", given.s.lse_shape(), (wide,))
+    vo = checked(given, out, "out", given.o_shape(), (kind, wide), written)
+    vl = checked(given, lse, "lse", given.s.lse_shape(), (wide,), written)
     plan = forward_plan(given, vo, vl)
 
     def run():
@@ -281,7 +288,7 @@ def backward_later(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=
             if name in ("dq", "dk", "dv") and accumulate:
                 _tensors.fill(outputs[name], 0)
     outputs = {name: t for name, t in outputs.items() if t is not None}
-    found = {name: checked(given, t, name, source[name].shape, (kind, wide) if name in ("dq", "dk", "dv") else (wide,))
+    found = {name: checked(given, t, name, source[name].shape, (kind, wide) if name in ("dq", "dk", "dv") else (wide,), written)
              for name, t in outputs.items()}
     ins = {"dout": checked(given, adopt(dout, "dout"), "dout", given.o_shape(), (kind, wide)),
            "lse": checked(given, adopt(lse, "lse"), "lse", given.s.lse_shape(), (wide,))}

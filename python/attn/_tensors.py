@@ -68,9 +68,20 @@ def view(x, name):
             raise invalid(name, f"of layout {x.layout}", "be strided")
         return View(x.data_ptr(), tuple(x.shape), x.stride(), str(x.dtype)[6:], str(x.device))
     size = x.dtype.itemsize
+    if not x.dtype.isnative:
+        raise invalid(name, f"of type {x.dtype.str}", "have this machine's order of bytes")
+    if isinstance(x, np.ma.MaskedArray):
+        raise invalid(name, "a masked array", "be a plain one: what it masks would be read")
     if any(s % size for s in x.strides):
         raise invalid(name, f"with strides of {x.strides} bytes", f"have strides that are multiples of {size} bytes")
     return View(x.ctypes.data, x.shape, tuple(s // size for s in x.strides), x.dtype.name, "cpu")
+
+
+def in_kind(results, like):
+    """Results as arrays of like's library, where it has told of it and they are none."""
+    if isinstance(results[0], type(like)) or not hasattr(like, "__array_namespace__"):
+        return results
+    return tuple(like.__array_namespace__().from_dlpack(t) for t in results)
 
 
 def empty(like, shape, dtype=None):

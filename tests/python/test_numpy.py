@@ -148,3 +148,64 @@ def test_structs_are_those_of_the_header():
 
 def test_numpy_alone_imports_no_torch():
     subprocess.run([sys.executable, "-c", "import attn, sys; assert 'torch' not in sys.modules"], check=True)
+
+
+class Speaker:
+    """Speaks DLPack and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **more):
+        return self.array.__dlpack__(**more)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class Kind(Speaker):
+    """An array of a library that follows the array API."""
+
+    def __array_namespace__(self):
+        return Kind
+
+    @staticmethod
+    def from_dlpack(array):
+        return Kind(np.from_dlpack(array))
+
+
+def test_whatever_speaks_dlpack():
+    q, k, v = (tensor(tag, 1, 5, 2, 8) for tag in (1, 2, 3))
+    mask, sink = np.tril(np.ones((5, 5), bool)), np.zeros(2, "f4")
+    want = attn.attention(q, k, v, mask=mask, sink=sink, return_lse=True)
+    for kind in (Speaker, Kind):
+        found = attn.attention(kind(q), kind(k), kind(v), mask=kind(mask), sink=kind(sink), return_lse=True)
+        exact = attn.reference(kind(q), kind(k), kind(v), mask=kind(mask), sink=kind(sink), return_lse=True)
+        merged = attn.merge([(kind(want[0]), kind(want[1]))])
+        for answer, bound in ((found, 0), (exact, 1e-5), (merged, 1e-6)):
+            assert all(type(t) is (Kind if kind is Kind else np.ndarray) for t in answer)
+            assert all(np.abs(getattr(t, "array", t) - w).max() <= bound for t, w in zip(answer, want))
+    out = np.empty_like(q)
+    assert attn.attention(Speaker(q), k, Kind(v), mask=mask, sink=sink, out=out) is out and (out == want[0]).all()
+
+
+def test_arrays_that_are_not_what_they_seem():
+    q, k, v = (tensor(tag, 1, 5, 2, 8) for tag in (1, 2, 3))
+    want = attn.attention(q, k, v)
+    fixed = q.copy()
+    fixed.flags.writeable = False
+    assert (attn.attention(fixed, k, v) == want).all() and (attn.attention(np.asfortranarray(q), k, v) == want).all()
+    assert (attn.attention(q[:, ::-1].copy()[:, ::-1], k, v) == want).all()
+    odd = np.frombuffer(b"x" + q.tobytes(), np.uint8)[1:].view("f4").reshape(q.shape)
+    for field, more in {"q": dict(q=q.astype(">f4")), "k": dict(k=np.ma.masked_array(k)), "out": dict(out=fixed), "v": dict(v=odd)}.items():
+        with pytest.raises(attn.Error) as error:
+            attn.attention(**{"q": q, "k": k, "v": v, **more})
+        assert error.value.field == field
+    assert (fixed == q).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "float32", np.dtype("f4")])
+def test_out_dtype(dtype):
+    q, k, v = (tensor(tag, 1, 5, 2, 8, dtype="float16") for tag in (1, 2, 3))
+    o = attn.attention(q, k, v, out_dtype=dtype)
+    assert o.dtype == np.float32 and np.abs(o - attn.reference(q, k, v)).max() < 2e-3
