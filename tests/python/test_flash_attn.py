@@ -2,7 +2,6 @@
 """The drop-ins' values against the definition in float64, their gradients against its autograd, their refusals."""
 
 import math
-import pathlib
 import subprocess
 import sys
 
@@ -308,12 +307,6 @@ REFUSED = [
 def test_refusals_name_the_argument(module, name, arguments, field):
     with pytest.raises(NotImplementedError, match=field):
         getattr(module, name)(*make(1, 4, 4, 2, 2, 8), **arguments)
-
-
-@pytest.mark.parametrize("name", ["flash_attn_unchanged", "numpy_attention", "torch_training"])
-def test_example(name):
-    example = pathlib.Path(__file__).parents[2] / "examples" / "python" / (name + ".py")
-    subprocess.run([sys.executable, str(example)], check=True)
 
 
 def test_install():
