@@ -23,20 +23,22 @@ def attention(q, k, v, *, layout="bshd", causal=False, corner="bottom-right", wi
               softcap=0.0, alibi=None, bias=None, mask=None, sink=None, dropout=0.0, seed=None, offset=0, cu_seqlens_q=None,
               cu_seqlens_kv=None, max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, deterministic=False, tf32=False,
               out=None, out_dtype=None, return_lse=False, implementation=None, tile_q=0, tile_kv=0, splits=0, stages=0,
-              tensor_cores=None):
+              tensor_cores=None, segments_q=None, segments_kv=None, lengths_q=None, lengths_kv=None, head_first=0, batch_first=0):
     """o, or (o, lse) with return_lse. docs/python.md describes each argument.
 
     Differentiable in q, k, v, bias and sink, and through o and lse, with PyTorch."""
-    if _quick is not None:
+    if _quick is not None and segments_q is None and segments_kv is None and lengths_q is None and lengths_kv is None:
         found = _quick(q, k, v, (layout, causal, corner, window, global_tokens, scale, softcap, dropout, deterministic, tf32,
-                                 implementation, tile_q, tile_kv, splits, stages, tensor_cores), out, out_dtype, return_lse, bias, mask,
-                       alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, max_seqlen_q, max_seqlen_kv, seed, offset)
+                                 implementation, tile_q, tile_kv, splits, stages, tensor_cores, head_first, batch_first), out,
+                       out_dtype, return_lse, bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, max_seqlen_q,
+                       max_seqlen_kv, seed, offset)
         if found is not None:
             return found
     given = dict(layout=layout, causal=causal, corner=corner, window=window, global_tokens=global_tokens, scale=scale, softcap=softcap,
                  dropout=dropout, deterministic=deterministic, tf32=tf32, implementation=implementation, tile_q=tile_q,
-                 tile_kv=tile_kv, splits=splits, stages=stages, tensor_cores=tensor_cores)
-    more = dict(mask=mask, alibi=alibi, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv, seed=seed)
+                 tile_kv=tile_kv, splits=splits, stages=stages, tensor_cores=tensor_cores, head_first=head_first, batch_first=batch_first)
+    more = dict(mask=mask, alibi=alibi, cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, used_q=used_q, used_kv=used_kv,
+                segments_q=segments_q, segments_kv=segments_kv, lengths_q=lengths_q, lengths_kv=lengths_kv, seed=seed)
     if _tensors.is_torch(q):
         _torch = _with_torch()
         o, lse = _torch.attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
@@ -56,7 +58,8 @@ def reference(q, k, v, **options):
         t = _tensors.adopt(wide.get(name), name)
         if t is not None:
             wide[name] = t.double().cpu() if _tensors.is_torch(t) else t.astype("float64")
-    for name in ("mask", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "seed"):
+    for name in ("mask", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "segments_q", "segments_kv", "lengths_q",
+                 "lengths_kv", "seed"):
         if _tensors.is_torch(wide.get(name)):
             wide[name] = wide[name].cpu()
     for name in ("implementation", "tile_q", "tile_kv", "splits", "stages", "tensor_cores", "tf32", "out_dtype"):

@@ -24,12 +24,15 @@ from . import _library as lib
 from ._errors import raise_status
 from ._tensors import view
 
-OTHERS = ("bias", "mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")
+# What a call may have besides q, k and v, in the order of the library's arguments; the last four with segments only.
+OTHERS = ("bias", "mask", "alibi", "sink", "cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv", "segments_q", "segments_kv",
+          "lengths_q", "lengths_kv")
 _KEPT = 1024
 _SMALL = 1 << 16  # bytes of workspace that an argument block on the CPU keeps
 
-_FIVE, _MORE, _PAIR, _ONE = (struct.Struct("=%dQ" % n).pack_into for n in (5, 8, 2, 1))
+_FIVE, _MORE, _PAIR, _ONE, _SIX = (struct.Struct("=%dQ" % n).pack_into for n in (5, 8, 2, 1, 6))
 _Q, _BIAS, _SEED, _DOUT = lib.Args.q.offset, lib.Args.bias.offset, lib.Args.seed.offset, lib.Args.dout.offset
+_SEGMENTS = lib.Args.segments_q.offset
 _STATUS, _DEVICE_SEED = lib.Args.status.offset, lib.Args.device_seed.offset
 
 
@@ -62,21 +65,24 @@ def pattern(shape, dtype, device):
 class _Block:
     __slots__ = ("args", "error", "at_args", "at_error", "space", "at_space")
 
-    def __init__(self, space):
+    def __init__(self, space, options):
         self.args, self.error = lib.Args(struct_size=ctypes.sizeof(lib.Args)), lib.Status()
+        self.args.head_first, self.args.batch_first = options.head_first, options.batch_first
         self.at_args, self.at_error = ctypes.addressof(self.args), ctypes.addressof(self.error)
         self.space = torch.empty(space + 64, dtype=torch.uint8, device="cpu") if space else None
         self.at_space = (self.space.data_ptr() + 63) // 64 * 64 if space else None
 
 
 class _Call:
-    __slots__ = ("function", "plan", "handle", "workspace", "space", "kept", "blocks", "device", "index", "counted", "stray")
+    __slots__ = ("function", "plan", "handle", "workspace", "space", "kept", "blocks", "device", "index", "counted", "stray", "sizes",
+                 "firsts")
 
     def __init__(self, function, plan, given):
         self.function, self.plan, self.handle, self.workspace = function, plan, plan.handle.value, plan.workspace
         self.blocks, self.device, self.index = [], given.q.device, given.q.device.index
         self.counted = given.device_lengths
-        self.stray = given.s.packed  # rows may belong to no sequence
+        self.sizes, self.firsts = given.s, given.o
+        self.stray = given.s.rows_q != lib.DENSE or given.s.rows_kv != lib.DENSE  # rows may belong to no sequence
         on_cpu = self.device.type == "cpu"
         if on_cpu:
             self.index = None
@@ -87,13 +93,15 @@ class _Call:
 
     def loose(self, q, k, others):
         """May rows belong to no sequence? Unknown where the lengths lie on the device."""
-        return self.stray and (self.counted or others[4].tolist()[-1:] != [q.shape[0]] or others[5].tolist()[-1:] != [k.shape[0]])
+        if self.counted or others[4] is None or others[5] is None:
+            return True
+        return others[4].tolist()[-1:] != [q.shape[0]] or others[5].tolist()[-1:] != [k.shape[0]]
 
     def block(self):
         try:
             return self.blocks.pop()
         except IndexError:
-            return _Block(self.kept)
+            return _Block(self.kept, self.firsts)
 
     def launch(self, block):
         space, address, index = self.space, block.at_space, self.index
@@ -113,7 +121,10 @@ class _Call:
         args = block.args
         _FIVE(args, _Q, q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), 0 if lse is None else lse.data_ptr())
         if others is not None:
-            _MORE(args, _BIAS, *[0 if t is None else t.data_ptr() for t in others])
+            _MORE(args, _BIAS, *[0 if t is None else t.data_ptr() for t in others[:8]])
+            if len(others) > 8:
+                at = [0 if t is None else t.data_ptr() for t in others[8:]]
+                _SIX(args, _SEGMENTS, *at[:2], *self.sizes.segments, *at[2:])
         if gradients is not None:
             _MORE(args, _DOUT, *[0 if t is None else t.data_ptr() for t in gradients])
         if seed is not None:
@@ -153,14 +164,14 @@ class Forward(_Call):
         return new(q) if self.type_o is None else new(q, dtype=self.type_o)
 
     def forward(self, q, k, v, others, seed, out, wants_lse):
-        end = None
+        late = False
         if self.stray and self.loose(q, k, others):
             if out is None:
                 o = self._new_o(q, _zeros_like)
             elif self.counted:
                 o = out.zero_()
-            else:  # after the call, which refuses wrong offsets
-                o, end = out, others[4].tolist()[-1]
+            else:  # after the call, which refuses wrong lengths
+                o, late = out, True
             lse = _empty_like(self.like_lse).fill_(-float("inf"))
         else:
             if out is None:
@@ -169,8 +180,10 @@ class Forward(_Call):
                 o = out
             lse = _empty_like(self.like_lse) if wants_lse else None
         self.run(q, k, v, o, lse, others, seed, None)
-        if end is not None:
-            o[end:].zero_()
+        if late and self.sizes.rows_q != lib.DENSE:
+            s = self.sizes
+            left = _run.gaps(others[4], others[8] if len(others) > 8 else None, s.total_q, None if s.flat else s.batch)
+            _run.fill_gaps(left, self.options.layout, o)
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)
         return o, lse
@@ -245,6 +258,10 @@ def _longest(cu, rows):
 def bounds(q, k, others, max_seqlen_q, max_seqlen_kv):
     """The longest sequences, which a plan depends on: those given, else read off lengths on the host."""
     cu_q, cu_kv = others[4:6]
+    if len(others) > 8:
+        max_seqlen_q, max_seqlen_kv = (
+            max([0, *t.tolist()]) if most is None and t is not None and t.is_cpu else most
+            for most, t in ((max_seqlen_q, others[10]), (max_seqlen_kv, others[11])))
     if max_seqlen_q is None and cu_q is not None and cu_q.is_cpu:
         max_seqlen_q = _longest(cu_q, q.shape[0])
     if max_seqlen_kv is None and cu_kv is not None and cu_kv.is_cpu:
@@ -257,7 +274,7 @@ def _told(t):
 
 
 def key_of(q, k, v, others, seeded, out, options, out_dtype, max_seqlen_q, max_seqlen_kv):
-    """options: the first sixteen; seeded: whether the seed is read on the device, None without dropout. The second form
+    """options: all of them; seeded: whether the seed is read on the device, None without dropout. The second form
     is for calls with nothing but q, k and v."""
     key = (options, out_dtype, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
            k.device, v.device)
@@ -276,7 +293,7 @@ def prepare(q, k, v, others, seed, out, o, out_dtype, max_seqlen_q, max_seqlen_k
     ends = [None if n is None else _problem.whole(name, n) for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_kv", max_seqlen_kv))]
     ends = ends if others is None else bounds(q, k, others, *ends)
     seeded = None if seed is None else type(seed) is not tuple
-    key = key_of(q, k, v, others, seeded, out, tuple(o)[:16], out_dtype, *ends)
+    key = key_of(q, k, v, others, seeded, out, tuple(o), out_dtype, *ends)
     call = _calls.get(key)
     if call is None:
         call = Forward(q, k, v, others, seed, out, o, out_dtype, {"max_seqlen_q": ends[0], "max_seqlen_kv": ends[1]})

@@ -72,13 +72,16 @@ def options(**given):
     return o._replace(layout=str(o.layout), corner=str(o.corner), window=(left, right), tensor_cores=cores, **plain)
 
 
-class Sizes(namedtuple("Sizes", "batch heads_q heads_kv tokens_q tokens_kv total_q total_kv dim_qk dim_v packed")):
+class Sizes(namedtuple("Sizes", "batch heads_q heads_kv tokens_q tokens_kv total_q total_kv dim_qk dim_v flat rows_q rows_kv segments")):
+    """flat: tensors have no axis of sequences; rows_q, rows_kv: attn_rows; segments: how many, of q and kv."""
+
     def lse_shape(self):
-        return (self.heads_q, self.total_q) if self.packed else (self.batch, self.heads_q, self.tokens_q)
+        return (self.heads_q, self.total_q) if self.flat else (self.batch, self.heads_q, self.total_q)
 
 
-def sizes(o, q, k, v, batch=None, max_q=None, max_kv=None):
-    """What the shapes say together; where they contradict each other, an error names the one that differs."""
+def sizes(o, q, k, v, batch, tokens, rows, segments):
+    """What the shapes say together; where they contradict each other, an error names the one that differs. Of q and kv:
+    tokens: longest sequences, None for the tensors' own; rows: attn_rows."""
     axes = LAYOUTS[o.layout]
     rank = 3 if o.layout == "thd" else 4
     for name, t in (("q", q), ("k", k), ("v", v)):
@@ -100,8 +103,9 @@ def sizes(o, q, k, v, batch=None, max_q=None, max_kv=None):
         for name, t in (("k", k), ("v", v)):
             if t.shape[0] != q.shape[0]:
                 raise invalid(name, f"of batch {t.shape[0]}", f"have q's {q.shape[0]}")
-        return Sizes(q.shape[0], at(q, 1), at(k, 1), at(q, 2), at(k, 2), at(q, 2), at(k, 2), at(q, 3), at(v, 3), False)
-    return Sizes(batch, at(q, 1), at(k, 1), max_q, max_kv, at(q, 2), at(k, 2), at(q, 3), at(v, 3), True)
+        batch = q.shape[0]
+    tokens = [own if given is None else given for given, own in zip(tokens, (at(q, 2), at(k, 2)))]
+    return Sizes(batch, at(q, 1), at(k, 1), *tokens, at(q, 2), at(k, 2), at(q, 3), at(v, 3), rank == 3, *rows, segments)
 
 
 def layout(o, name, t):
@@ -208,9 +212,9 @@ def plan(key, make):
 def problem(o, s, pass_, flags):
     p = lib.Problem(struct_size=ctypes.sizeof(lib.Problem), pass_=pass_, batch=s.batch, heads_q=s.heads_q, heads_kv=s.heads_kv,
                     tokens_q=s.tokens_q, tokens_kv=s.tokens_kv, dim_qk=s.dim_qk, dim_v=s.dim_v, softcap=o.softcap, dropout=o.dropout)
-    if s.packed:
-        p.rows_q = p.rows_kv = lib.PACKED
-        p.total_q, p.total_kv = s.total_q, s.total_kv
+    p.rows_q, p.rows_kv = s.rows_q, s.rows_kv
+    p.total_q, p.total_kv = s.total_q, s.total_kv
+    p.segments_q, p.segments_kv = s.segments
     left, right = o.window
     kind = (lib.CAUSAL if o.causal else 0) | (lib.WINDOW if o.window != (-1, -1) else 0) | (lib.GLOBALS if o.global_tokens else 0)
     p.band = lib.Band(kind, 1 if o.corner == "top-left" else 0, left if kind & lib.WINDOW else 0, right if kind & lib.WINDOW else 0,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward and backward without autograd, into given or new tensors. All calls of the package end here.
 
-Rows of packed tensors that belong to no sequence get 0 (lse -inf): the library leaves them alone. On a GPU nothing here
+Rows that belong to no sequence or segment get 0 (lse -inf): the library leaves them alone. On a GPU nothing here
 waits for it; lengths that lie there are checked there, and `check_device` tells what they were found to be."""
 import ctypes
 
@@ -19,7 +19,8 @@ class Given:
     """Everything but q, k and v that both passes take, adopted, with its views."""
 
     def __init__(self, o, q, k, v, bias=None, mask=None, alibi=None, sink=None, cu_seqlens_q=None, cu_seqlens_kv=None,
-                 max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, seed=None, offset=0):
+                 max_seqlen_q=None, max_seqlen_kv=None, used_q=None, used_kv=None, segments_q=None, segments_kv=None,
+                 lengths_q=None, lengths_kv=None, seed=None, offset=0):
         self.o = o
         self.q, self.k, self.v = (adopt(t, name) for t, name in ((q, "q"), (k, "k"), (v, "v")))
         for name in "qkv":
@@ -38,16 +39,9 @@ class Given:
             if self.views[name].dtype != vq.dtype:
                 raise invalid(name, self.views[name].dtype, f"be q's {vq.dtype}")
         self.lengths = {name: _tensors.lengths(t, name) for name, t in (
-            ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv), ("used_q", used_q), ("used_kv", used_kv))}
-        packed = o.layout == "thd"
-        for name in ("cu_seqlens_q", "cu_seqlens_kv"):
-            if packed and self.lengths[name] is None:
-                raise invalid(name, "None", 'be given with layout "thd"')
-            if not packed and self.lengths[name] is not None:
-                raise invalid(name, "given", f'go with layout "thd", not "{o.layout}"')
-        for name, n in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_kv", max_seqlen_kv)):
-            if not packed and n is not None:
-                raise invalid(name, "given", f'go with layout "thd", not "{o.layout}"')
+            ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_kv", cu_seqlens_kv), ("used_q", used_q), ("used_kv", used_kv),
+            ("lengths_q", lengths_q), ("lengths_kv", lengths_kv))}
+        self.lengths.update({name: _tensors.segments(t, name) for name, t in (("segments_q", segments_q), ("segments_kv", segments_kv))})
         places = {name: str(t.device) if _tensors.is_torch(t) else "cpu" for name, t in self.lengths.items() if t is not None}
         first = next(iter(places.values()), "cpu")
         self.device_lengths = first != "cpu"
@@ -56,17 +50,15 @@ class Given:
                 raise invalid(name, f"on {place}", f"lie on the CPU or where q does, on {self.device}")
             if place != first:
                 raise invalid(name, f"on {place}", f"lie where {next(iter(places))} does, on {first}")
-        batch = bound_q = bound_kv = None
-        if packed:
-            cu_q, cu_kv = self.lengths["cu_seqlens_q"], self.lengths["cu_seqlens_kv"]
-            batch = len(cu_q) - 1
-            if batch < 0:
-                raise invalid("cu_seqlens_q", "empty", "have batch + 1 numbers")
-            if len(cu_kv) != len(cu_q):
-                raise invalid("cu_seqlens_kv", f"of {len(cu_kv)} numbers", f"have cu_seqlens_q's {len(cu_q)}")
-            bound_q = self._longest(max_seqlen_q, "max_seqlen_q", cu_q, self.q)
-            bound_kv = self._longest(max_seqlen_kv, "max_seqlen_kv", cu_kv, self.k)
-        self.s = _problem.sizes(o, vq, self.views["k"], self.views["v"], batch, bound_q, bound_kv)
+        sides = [self._side("q", max_seqlen_q, self.q), self._side("kv", max_seqlen_kv, self.k)]
+        batch = sides[0][0]
+        if sides[1][0] != batch and None not in (batch, sides[1][0]):
+            name = "cu_seqlens_kv" if self.lengths["cu_seqlens_kv"] is not None else "lengths_kv"
+            raise invalid(name, f"of {sides[1][0]} sequences", f"have q's {batch}")
+        self.s = _problem.sizes(o, vq, self.views["k"], self.views["v"], batch, *zip(*(side[1:] for side in sides)))
+        for name in ("lengths_q", "lengths_kv"):
+            if self.lengths[name] is not None and len(self.lengths[name]) != self.s.batch:
+                raise invalid(name, f"of {len(self.lengths[name])} numbers", f"have batch, {self.s.batch}")
         for name in ("used_q", "used_kv"):
             if self.lengths[name] is not None and len(self.lengths[name]) != self.s.batch:
                 raise invalid(name, f"of {len(self.lengths[name])} numbers", f"have batch, {self.s.batch}")
@@ -79,17 +71,40 @@ class Given:
     def named(self):
         return [("q", self.q), ("k", self.k), ("v", self.v), *self.extra.items()]
 
-    def _longest(self, given, name, cu, tensor):
-        if given is not None:
-            given = _problem.whole(name, given)
-            if not 0 <= given < 2**31:
-                raise invalid(name, given, "be from 0 to 2147483647")
-            return given
+    def _side(self, side, longest, tensor):
+        """Of q or kv: number of sequences where lengths tell it, longest one or None, attn_rows, number of segments."""
+        cu, segments, lengths = (self.lengths[f"{name}_{side}"] for name in ("cu_seqlens", "segments", "lengths"))
+        flat, longest_name = self.o.layout == "thd", "max_seqlen_" + side
+        if (segments is None) != (lengths is None):
+            missing = "segments" if segments is None else "lengths"
+            raise invalid(f"{missing}_{side}", "None", f"be given where {'lengths' if segments is None else 'segments'}_{side} is")
+        if segments is not None and self.lengths["used_" + side] is not None:
+            raise invalid(f"used_{side}", "given", f"be left out where segments_{side} is given")
+        if segments is not None and cu is not None:
+            raise invalid(f"segments_{side}", "given", f"be left out where cu_seqlens_{side} is given")
+        if cu is not None and not flat:
+            raise invalid(f"cu_seqlens_{side}", "given", f'go with layout "thd", not "{self.o.layout}"')
+        if cu is None and segments is None:
+            if flat:
+                raise invalid(f"cu_seqlens_{side}", "None", 'be given with layout "thd"')
+            if longest is not None:
+                raise invalid(longest_name, "given", f'go with layout "thd", not "{self.o.layout}"')
+            return None, None, lib.DENSE, 0
+        if longest is not None:
+            longest = _problem.whole(longest_name, longest)
+            if not 0 <= longest < 2**31:
+                raise invalid(longest_name, longest, "be from 0 to 2147483647")
+        if segments is not None:
+            if longest is None and self.device_lengths:
+                raise invalid(longest_name, "None", f"be given where lengths_{side} lie on a GPU")
+            longest = max([0, *lengths.tolist()]) if longest is None else longest
+            return len(lengths) if flat else None, longest, lib.SEGMENTS, len(segments)
+        if len(cu) < 1:
+            raise invalid(f"cu_seqlens_{side}", "empty", "have batch + 1 numbers")
         rows = int(tensor.shape[0])
-        if self.device_lengths or len(cu) < 2:
-            return rows
-        cu = np.asarray(cu)
-        return min(max(int(np.diff(cu).max()), 0), rows)
+        if longest is None:
+            longest = rows if self.device_lengths or len(cu) < 2 else min(max(int(np.diff(np.asarray(cu)).max()), 0), rows)
+        return len(cu) - 1, longest, lib.PACKED, 0
 
     def _take_seed(self, seed, offset):
         if seed is None:
@@ -125,21 +140,48 @@ class Given:
     def o_shape(self):
         return tuple(self.views["q"].shape[:-1]) + (self.s.dim_v,)
 
-    def past(self, which):
-        """First row that may belong to no sequence."""
-        return 0 if self.device_lengths else int(self.lengths[which][-1])
 
 
-def _clear(given, ran, which, tensors, lse=None):
-    """Rows of no sequence: after the run, which refuses wrong offsets; before it where it alone knows the offsets."""
-    if not given.s.packed or ran == given.device_lengths:
-        return
-    start = given.past(which)
-    for t in tensors:
+def gaps(cu, segments, rows, sequences):
+    """Runs of rows that no sequence or segment has: (sequence or None where there is no axis of them, first, end)."""
+    if cu is not None:
+        return [(None, int(cu[-1]), rows)]
+    found = []
+    for sequence in [None] if sequences is None else range(sequences):
+        end = 0
+        for first, count in sorted((first, count) for first, count, _, of in segments.tolist() if sequence in (None, of)):
+            found.append((sequence, end, first))
+            end = first + count
+        found.append((sequence, end, rows))
+    return [gap for gap in found if gap[1] < gap[2]]
+
+
+def fill_gaps(gaps, layout, t, lse=None):
+    for sequence, first, end in gaps:
+        one = slice(first, end)
+        at = {"thd": (one,), "bshd": (sequence, one), "bhsd": (sequence, slice(None), one)}[layout]
         if t is not None:
-            _tensors.fill(t[start:], 0)
-    if lse is not None:
-        _tensors.fill(lse[:, start:], -float("inf"))
+            _tensors.fill(t[at], 0)
+        if lse is not None:
+            _tensors.fill(lse[(slice(None), one) if sequence is None else (sequence, slice(None), one)], -float("inf"))
+
+
+def _clear(given, ran, side, tensors, lse=None):
+    """Rows of no sequence: after the run, which refuses wrong lengths; before it where it alone can read them."""
+    s = given.s
+    if (s.rows_q if side == "q" else s.rows_kv) == lib.DENSE or ran == given.device_lengths:
+        return
+    if not ran:
+        for t in tensors:
+            if t is not None:
+                _tensors.fill(t, 0)
+        if lse is not None:
+            _tensors.fill(lse, -float("inf"))
+        return
+    left = gaps(given.lengths["cu_seqlens_" + side], given.lengths["segments_" + side], s.total_q if side == "q" else s.total_kv,
+                None if s.flat else s.batch)
+    for t in tensors:
+        fill_gaps(left, given.o.layout, t, lse)
 
 
 def _run(call, plan, given, pointers):
@@ -153,6 +195,7 @@ def _run(call, plan, given, pointers):
         setattr(args, name, None if t is None else t.data_ptr() if _tensors.is_torch(t) else t.ctypes.data)
     for name, address in pointers.items():
         setattr(args, name, address)
+    args.n_segments_q, args.n_segments_kv = given.s.segments
     args.seed, args.offset = given.seed, given.offset
     args.head_first, args.batch_first = given.o.head_first, given.o.batch_first
     error, stream, status = lib.Status(), None, None
@@ -257,9 +300,9 @@ def forward_later(q, k, v, *, options=None, out=None, lse=None, out_dtype=None, 
     plan = forward_plan(given, vo, vl)
 
     def run():
-        _clear(given, False, "cu_seqlens_q", (out,), lse)
+        _clear(given, False, "q", (out,), lse)
         _run(lib.forward, plan, given, {"o": vo.address, "lse": vl.address})
-        _clear(given, True, "cu_seqlens_q", (out,), lse)
+        _clear(given, True, "q", (out,), lse)
 
     return out, lse, run
 
@@ -306,8 +349,8 @@ def backward_later(dout, q, k, v, o, lse, *, options=None, dq=None, dk=None, dv=
 
     def clear(ran):
         if not accumulate:
-            _clear(given, ran, "cu_seqlens_q", (outputs.get("dq"),))
-            _clear(given, ran, "cu_seqlens_kv", (outputs.get("dk"), outputs.get("dv")))
+            _clear(given, ran, "q", (outputs.get("dq"),))
+            _clear(given, ran, "kv", (outputs.get("dk"), outputs.get("dv")))
 
     def run():
         clear(False)

@@ -118,6 +118,21 @@ def lengths(x, name):
     return np.ascontiguousarray(x, dtype=np.int32)
 
 
+def segments(x, name):
+    """Runs of rows: contiguous int64 [n, 4]."""
+    x = adopt(x, name)
+    if x is None:
+        return None
+    torch_ = is_torch(x)
+    whole = not (x.dtype.is_floating_point or x.dtype.is_complex) if torch_ else x.dtype.kind in "iu"
+    if not whole or len(x.shape) != 2 or x.shape[1] != 4:
+        raise invalid(name, f"{x.dtype} of shape {tuple(x.shape)}", "be whole numbers of shape (n, 4): first, rows, position, sequence")
+    if torch_:
+        import torch
+        return x.to(torch.int64).contiguous()
+    return np.ascontiguousarray(x, dtype=np.int64)
+
+
 def fill(x, value):
     if is_torch(x):
         x.fill_(value)

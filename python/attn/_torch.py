@@ -142,21 +142,22 @@ def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink,
 
 
 def _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32, implementation,
-                tile_q, tile_kv, splits, stages, tensor_cores):
+                tile_q, tile_kv, splits, stages, tensor_cores, head_first, batch_first):
     return _problem.options(layout=layout, causal=causal, corner=corner, window=(left, right), global_tokens=global_tokens,
                             scale=scale, softcap=softcap, dropout=dropout, deterministic=deterministic, tf32=tf32,
                             implementation=implementation, tile_q=tile_q, tile_kv=tile_kv, splits=splits, stages=stages,
-                            tensor_cores=tensor_cores)
+                            tensor_cores=tensor_cores, head_first=head_first, batch_first=batch_first)
 
 
 def _adopted(*others):
     """Tensors of what is given in the order of _prepared.OTHERS, lengths as the library reads them; None for none."""
     if all(t is None for t in others):
         return None
-    found = []
-    for name, t in zip(_prepared.OTHERS, others):
+    found, segmented = [], any(t is not None for t in others[8:])
+    for name, t in zip(_prepared.OTHERS if segmented else _prepared.OTHERS[:8], others):
         if t is not None:
-            t = _tensors.lengths(t, name) if name in _prepared.OTHERS[4:] else _tensors.adopt(t, name)
+            make = _tensors.segments if name.startswith("seg") else _tensors.lengths if name in _prepared.OTHERS[4:] else _tensors.adopt
+            t = make(t, name)
             t = t.resolve_neg() if isinstance(t, Tensor) else torch.from_numpy(np.array(t))
         found.append(t)
     return tuple(found)
@@ -169,21 +170,23 @@ def _op_seed(options, seed, offset, q):
 @torch.library.custom_op("attn::forward", mutates_args=())
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: Optional[Tensor], mask: Optional[Tensor],
                 alibi: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_kv: Optional[Tensor], used_q: Optional[Tensor],
-                used_kv: Optional[Tensor], seed: Optional[Tensor], offset: int, max_seqlen_q: Optional[int],
+                used_kv: Optional[Tensor], segments_q: Optional[Tensor], segments_kv: Optional[Tensor], lengths_q: Optional[Tensor],
+                lengths_kv: Optional[Tensor], seed: Optional[Tensor], offset: int, max_seqlen_q: Optional[int],
                 max_seqlen_kv: Optional[int], out_dtype: Optional[torch.dtype], layout: str, causal: bool, corner: str, left: int,
                 right: int, global_tokens: int, scale: Optional[float], softcap: float, dropout: float, deterministic: bool,
                 tf32: bool, implementation: Optional[str], tile_q: int, tile_kv: int, splits: int, stages: int,
-                tensor_cores: Optional[bool]) -> Tuple[Tensor, Tensor]:
+                tensor_cores: Optional[bool], head_first: int, batch_first: int) -> Tuple[Tensor, Tensor]:
     options = _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32,
-                          implementation, tile_q, tile_kv, splits, stages, tensor_cores)
-    others, seed = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv), _op_seed(options, seed, offset, q)
+                          implementation, tile_q, tile_kv, splits, stages, tensor_cores, head_first, batch_first)
+    others = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, segments_q, segments_kv, lengths_q, lengths_kv)
+    seed = _op_seed(options, seed, offset, q)
     call = _prepared.prepare(q, k, v, others, seed, None, options, out_dtype, max_seqlen_q, max_seqlen_kv)
     return call.forward(q, k, v, others, seed, None, True)
 
 
 @_forward_op.register_fake
-def _(q, k, v, bias, sink, mask, alibi, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, seed, offset, max_seqlen_q, max_seqlen_kv,
-      out_dtype, layout, *rest):
+def _(q, k, v, bias, sink, mask, alibi, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, segments_q, segments_kv, lengths_q,
+      lengths_kv, seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, layout, *rest):
     shape = (*q.shape[:-1], v.shape[-1])
     dtype = out_dtype or q.dtype
     same = q.shape[-1] == v.shape[-1]
@@ -197,13 +200,16 @@ def _(q, k, v, bias, sink, mask, alibi, cu_seqlens_q, cu_seqlens_kv, used_q, use
 def _backward_op(dout: Tensor, dlse: Optional[Tensor], o: Tensor, lse: Tensor, need: list[bool], q: Tensor, k: Tensor, v: Tensor,
                  bias: Optional[Tensor], sink: Optional[Tensor], mask: Optional[Tensor], alibi: Optional[Tensor],
                  cu_seqlens_q: Optional[Tensor], cu_seqlens_kv: Optional[Tensor], used_q: Optional[Tensor], used_kv: Optional[Tensor],
-                 seed: Optional[Tensor], offset: int, max_seqlen_q: Optional[int], max_seqlen_kv: Optional[int], layout: str,
+                 segments_q: Optional[Tensor], segments_kv: Optional[Tensor], lengths_q: Optional[Tensor],
+                 lengths_kv: Optional[Tensor], seed: Optional[Tensor], offset: int, max_seqlen_q: Optional[int], max_seqlen_kv: Optional[int], layout: str,
                  causal: bool, corner: str, left: int, right: int, global_tokens: int, scale: Optional[float], softcap: float,
                  dropout: float, deterministic: bool, tf32: bool, implementation: Optional[str], tile_q: int, tile_kv: int,
-                 splits: int, stages: int, tensor_cores: Optional[bool]) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+                 splits: int, stages: int, tensor_cores: Optional[bool], head_first: int,
+                 batch_first: int) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = _op_options(layout, causal, corner, left, right, global_tokens, scale, softcap, dropout, deterministic, tf32,
-                          implementation, tile_q, tile_kv, splits, stages, tensor_cores)
-    others, seed = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv), _op_seed(options, seed, offset, q)
+                          implementation, tile_q, tile_kv, splits, stages, tensor_cores, head_first, batch_first)
+    others = _adopted(bias, mask, alibi, sink, cu_seqlens_q, cu_seqlens_kv, used_q, used_kv, segments_q, segments_kv, lengths_q, lengths_kv)
+    seed = _op_seed(options, seed, offset, q)
     call = _prepared.prepare(q, k, v, others, seed, None, options, None if o.dtype == q.dtype else o.dtype, max_seqlen_q, max_seqlen_kv)
     found = call.backward(dout, dlse, tuple(need), q, k, v, o, lse, others, seed, True)
     return tuple(q.new_empty(0) if g is None else g for g in found)
@@ -215,8 +221,8 @@ def _(dout, dlse, o, lse, need, q, k, v, bias, sink, *rest):
 
 
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:12], *output)
-    ctx.numbers = inputs[12:15] + inputs[16:]
+    ctx.save_for_backward(*inputs[:16], *output)
+    ctx.numbers = inputs[16:19] + inputs[20:]
     ctx.set_materialize_grads(False)
 
 
@@ -226,7 +232,7 @@ def _op_backward(ctx, dout, dlse):
         dout = torch.zeros_like(o)
     need = list(ctx.needs_input_grad[:5])
     found = _backward_op(dout, dlse, o, lse, need, *tensors, *ctx.numbers)
-    return (*(g if wanted else None for g, wanted in zip(found, need)), *(None,) * 28)
+    return (*(g if wanted else None for g, wanted in zip(found, need)), *(None,) * 34)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_save)
@@ -282,7 +288,7 @@ def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seq
     if any(type(t) not in _PLAIN for t in (q, k, v)) or traced() or (q.is_meta and k.is_meta and v.is_meta):
         return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    others = _adopted(bias, more["mask"], more["alibi"], sink, *(more[n] for n in ("cu_seqlens_q", "cu_seqlens_kv", "used_q", "used_kv")))
+    others = _adopted(bias, more["mask"], more["alibi"], sink, *(more[n] for n in _prepared.OTHERS[4:]))
     bias, sink = (None, None) if others is None else (others[0], others[3])
     _refuse_tangents({"q": q, "k": k, "v": v, "bias": bias, "sink": sink})
     options = _problem.options(**given)
@@ -307,8 +313,8 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
         signed = [(word + 2**63) % 2**64 - 2**63 for word in words]
         seed, offset = torch.tensor(signed, dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]
-    return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], more["cu_seqlens_q"], more["cu_seqlens_kv"],
-                       more["used_q"], more["used_kv"], seed, offset, max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"],
-                       given["causal"], given["corner"], left, right, given["global_tokens"], given["scale"], given["softcap"],
-                       given["dropout"], given["deterministic"], given["tf32"], given["implementation"], given["tile_q"],
-                       given["tile_kv"], given["splits"], given["stages"], given["tensor_cores"])
+    return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], *(more[n] for n in _prepared.OTHERS[4:]), seed, offset,
+                       max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"], given["causal"], given["corner"], left, right,
+                       given["global_tokens"], given["scale"], given["softcap"], given["dropout"], given["deterministic"],
+                       given["tf32"], given["implementation"], given["tile_q"], given["tile_kv"], given["splits"], given["stages"],
+                       given["tensor_cores"], given["head_first"], given["batch_first"])

@@ -128,8 +128,8 @@ def test_operators_are_sound():
     from attn import _torch
 
     q, k, v = (torch.randn(1, 4, 2, 8, requires_grad=True) for _ in range(3))
-    torch.library.opcheck(_torch._forward_op, (q, k, v, *(None,) * 9, 0, None, None, None, "bshd", True, "bottom-right", -1, -1, 0, None,
-                                               0.0, 0.0, False, False, None, 0, 0, 0, 0, None))
+    torch.library.opcheck(_torch._forward_op, (q, k, v, *(None,) * 13, 0, None, None, None, "bshd", True, "bottom-right", -1, -1, 0, None,
+                                               0.0, 0.0, False, False, None, 0, 0, 0, 0, None, 0, 0))
 
 
 def test_rows_past_the_last_offset():
