@@ -262,7 +262,8 @@ def test_padding_round_trip():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
     packed, indices, cu, longest, used = unpad_input(x, mask)
     assert cu.tolist() == [0, 2, 5] and cu.dtype == torch.int32 and longest == 3 and used.tolist() == [2, 3]
-    assert torch.equal(pad_input(packed, indices, 2, 4), x * mask[..., None])
+    for given in (indices, indices.int()):
+        assert torch.equal(pad_input(packed, given, 2, 4), x * mask[..., None])
     assert unpad_input(x, mask, unused_mask=torch.tensor([[0, 0, 1, 0], [0, 0, 0, 0]]))[2].tolist() == [0, 3, 6]
     packed.sum().backward()
     assert torch.equal(x.grad, mask[..., None].expand_as(x).float())

@@ -14,7 +14,7 @@ def index_first_axis(input, indices):
 def index_put_first_axis(values, indices, first_axis_dim):
     """Rows of zeros, the named ones being values."""
     rows = values.new_zeros((first_axis_dim,) + values.shape[1:])
-    return rows.index_copy(0, indices, values)
+    return rows.index_copy(0, indices.long(), values)  # int32 is taken too: callers pass cu_seqlens[:-1]
 
 
 def _packing(lengths):
