@@ -30,10 +30,18 @@ typedef struct step_slots {
     int now, late;
 } step_slots;
 
-/* dS of the step in the other stage, of both blocks, is there; its product of dQ is under way with issue_late_dq. */
-INLINE void wait_for_late_dq(const scorer &w, int stage, uint32_t parity) {
-    barrier_wait(w.shared + DS_FULL + 8 * stage, (int)parity);
-    barrier_wait(w.shared + DSX_FULL, (int)w.dsx_parity);
+/* The stage of DS of the step before: filled with the parity opposite to that with which it was found empty. */
+INLINE ring_place late_of(const scorer &w) {
+    ring_place late;
+    late.stage = 1 - w.ds.stage;
+    late.parity = w.ds.parity ^ (uint32_t)(w.ds.stage != 0);
+    return late;
+}
+/* dS of the step before, of both blocks. */
+INLINE void wait_for_late(const scorer &w, const ring_place &late) {
+    while (!(barrier_try(w.shared + DS_FULL + 8 * late.stage, late.parity) &
+             barrier_try(w.shared + DSX_FULL, w.dsx_parity))) {
+    }
 }
 INLINE void issue_late_dq(const scorer &w, float (&dq)[NQ], int stage) {
     issue_dq(dq, (uint32_t)operand_rows(w.shared + AT_DS + stage * PANEL),
@@ -46,65 +54,97 @@ INLINE void end_dq(scorer &w, float (&dq)[NQ]) {
     release_peer(w.lane, w.peer + DSX_EMPTY);
     w.dsx_parity ^= 1;
 }
-INLINE void add_all(const attn__params &p, const scorer &w, int slot, const float (&dq)[NQ]) {
-    float *to = p.dq_sum + (int64_t)slot * (TILE_Q * WIDTH) + w.dq;
-    add_dq<0, NQ / 8>(to, dq);
-    add_dq<NQ / 8, NQ / 4>(to + 1024, dq); /* the next 64 columns are 2048 on */
+
+INLINE float *sums_at(const attn__params &p, const scorer &w, int slot) {
+    return p.dq_sum + (int64_t)slot * (TILE_Q * WIDTH) + w.dq;
+}
+/* Pieces of 16 bytes; the second half's 64 columns are 2048 floats on, of which 1024 are in its numbers. */
+template <int first, int count> INLINE void add_pieces(float *to, const float (&dq)[NQ]) {
+    add_dq<first, first + count>(first < NQ / 8 ? to : to + 1024, dq);
 }
 
-INLINE void start_scores(const scorer &w, float (&s)[NS]) {
-    barrier_wait(w.shared + Q_FULL + 8 * w.q.stage, (int)w.q.parity);
-    issue_scores(s, (uint32_t)operand_rows(w.shared + AT_K),
-                 (uint32_t)operand_rows(w.shared + AT_Q + w.q.stage * ROWS_TILE));
+INLINE void add_all(const attn__params &p, const scorer &w, int slot, const float (&dq)[NQ]) {
+    add_pieces<0, NQ / 8>(sums_at(p, w, slot), dq);
+    add_pieces<NQ / 8, NQ / 8>(sums_at(p, w, slot), dq);
+}
+
+/* Products of S^T in eight parts with an eighth of the additions of dQ after each: a warp that issues products waits
+ * for the tensor cores to take them, and the additions go out meanwhile. The warp is told to meet since the assembler
+ * would put all additions first otherwise. */
+template <int part, bool with_dq>
+INLINE void scores_from(float (&s)[NS], uint32_t k, uint32_t q, float *to, const float (&dq)[NQ]) {
+    if constexpr (part < 8) {
+        constexpr int first = part * 32 < DIM_QK ? part * 32 : DIM_QK;
+        constexpr int last = first + 32 < DIM_QK ? first + 32 : DIM_QK;
+        if constexpr (first < last) {
+            product_scores<first, last>(s, k, q, false);
+        }
+        if constexpr (with_dq) {
+            __syncwarp();
+            add_pieces<part *(NQ / 32), NQ / 32>(to, dq);
+            __syncwarp();
+        }
+        scores_from<part + 1, with_dq>(s, k, q, to, dq);
+    }
+}
+/* S^T of a step, and the additions of dQ of the step two before it. */
+template <bool with_dq>
+INLINE void issue_scores(const attn__params &p, const scorer &w, float (&s)[NS], int slot, const float (&dq)[NQ]) {
+    const uint32_t k = here((uint32_t)operand_rows(w.shared + AT_K));
+    const uint32_t q = here((uint32_t)operand_rows(w.shared + AT_Q + w.q.stage * ROWS_TILE));
+    products_fence();
+    scores_from<0, with_dq>(s, k, q, with_dq ? sums_at(p, w, slot) : 0, dq);
+    products_commit();
 }
 
 /* From P^T in s to dS^T in shared memory, and dQ of the step before. True: it was the tile's last step. */
 template <bool first> INLINE bool differentiate(scorer &w, const float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
-    const ring_place lower = w.dout;
+    const ring_place late = late_of(w), lower = w.dout;
     float dp[NS];
     ring_next<DO_STAGES>(w.dout);
     const ring_place upper = DO_HALVES == 2 ? w.dout : lower;
     if (DO_HALVES == 2) {
         ring_next<DO_STAGES>(w.dout);
     }
-    const int late = 1 - w.ds.stage;
     if (!first) {
-        /* A stage of DS is filled with the parity opposite to that which it was emptied with. */
-        wait_for_late_dq(w, late, w.ds.stage == 0 ? w.ds.parity : w.ds.parity ^ 1);
+        wait_for_late(w, late);
     }
-    barrier_wait(w.shared + DO_FULL + 8 * lower.stage, (int)lower.parity);
-    if (DO_HALVES == 2) {
-        barrier_wait(w.shared + DO_FULL + 8 * upper.stage, (int)upper.parity);
+    while (!(barrier_try(w.shared + DO_FULL + 8 * lower.stage, lower.parity) &
+             barrier_try(w.shared + DO_FULL + 8 * upper.stage, upper.parity) &
+             barrier_try(w.shared + DS_EMPTY + 8 * w.ds.stage, w.ds.parity))) {
     }
     issue_dp(dp, (uint32_t)operand_rows(w.shared + AT_V),
              (uint32_t)operand_rows(w.shared + AT_DO + lower.stage * HALF_TILE),
              (uint32_t)operand_rows(w.shared + AT_DO + upper.stage * HALF_TILE));
     if (!first) {
-        issue_late_dq(w, dq, late);
-    }
-    products_wait<first ? 0 : 1>();
-    pin(dp);
-    release(w.lane, w.shared + DO_EMPTY + 8 * lower.stage);
-    release_peer(w.lane, w.peer + DO_EMPTY + 8 * lower.stage);
-    if (DO_HALVES == 2) {
-        release(w.lane, w.shared + DO_EMPTY + 8 * upper.stage);
-        release_peer(w.lane, w.peer + DO_EMPTY + 8 * upper.stage);
+        issue_late_dq(w, dq, late.stage);
     }
     const bool last = step_last(step_address(w));
     slots.late = slots.now;
     slots.now = step_word(step_address(w), STEP_SLOT);
-    if (last) {
-        release(w.lane, w.shared + V_EMPTY);
-    }
-    barrier_wait(w.shared + DS_EMPTY + 8 * w.ds.stage, (int)w.ds.parity);
-    gradients(w, s, dp);
+    const lane_stats delta = stats_of(w, 1);
+    products_wait<first ? 0 : 1>();
+    pin(dp);
+    gradients(w, delta, s, dp);
     if (w.warp == 0 && w.lane == 0) {
         *(int *)(shared_memory() + AT_LAST + 4 * (DO_STAGES + w.ds.stage)) = last;
     }
     fence_async();
-    release(w.lane, w.shared + DS_FULL + 8 * w.ds.stage);
-    release(w.lane, w.shared + Q_EMPTY + 8 * w.q.stage);
-    release_peer(w.lane, w.peer + Q_EMPTY + 8 * w.q.stage);
+    __syncwarp();
+    if (w.lane == 0) {
+        barrier_arrive(w.shared + DS_FULL + 8 * w.ds.stage);
+        barrier_arrive(w.shared + DO_EMPTY + 8 * lower.stage);
+        peer_arrive(w.peer + DO_EMPTY + 8 * lower.stage);
+        if (DO_HALVES == 2) {
+            barrier_arrive(w.shared + DO_EMPTY + 8 * upper.stage);
+            peer_arrive(w.peer + DO_EMPTY + 8 * upper.stage);
+        }
+        barrier_arrive(w.shared + Q_EMPTY + 8 * w.q.stage);
+        peer_arrive(w.peer + Q_EMPTY + 8 * w.q.stage);
+        if (last) {
+            barrier_arrive(w.shared + V_EMPTY);
+        }
+    }
     ring_next<Q_STAGES>(w.q);
     ring_next<DS_STAGES>(w.ds);
     if (!first) {
@@ -114,22 +154,25 @@ template <bool first> INLINE bool differentiate(scorer &w, const float (&s)[NS],
     return last;
 }
 
-/* P^T of the next step; additions of dQ of the step before this. */
-template <bool first>
-INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const float (&dq)[NQ], const step_slots &slots) {
-    start_scores(w, s);
-    if (!first) {
-        add_all(p, w, slots.late, dq);
+/* P^T of a step; additions of dQ of the step two before. */
+template <bool with_dq>
+INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const float (&dq)[NQ], int slot) {
+    while (
+        !(barrier_try(w.shared + Q_FULL + 8 * w.q.stage, w.q.parity) & barrier_try(w.shared + P_EMPTY, w.p_parity))) {
     }
+    w.p_parity ^= 1;
+    issue_scores<with_dq>(p, w, s, slot, dq);
+    const bool masked = step_word(step_address(w), STEP_FLAGS) & STEP_MASKED;
+    const lane_stats lse = stats_of(w, 0);
     products_wait<0>();
     pin(s);
-    probabilities(p, w, s);
+    probabilities(p, w, masked, lse, s);
 }
 
 INLINE void finish(const attn__params &p, scorer &w, float (&dq)[NQ], const step_slots &slots) {
-    const int late = 1 - w.ds.stage;
-    wait_for_late_dq(w, late, w.ds.stage == 0 ? w.ds.parity : w.ds.parity ^ 1);
-    issue_late_dq(w, dq, late);
+    const ring_place late = late_of(w);
+    wait_for_late(w, late);
+    issue_late_dq(w, dq, late.stage);
     products_wait<0>();
     release(w.lane, w.shared + K_EMPTY);
     end_dq(w, dq);
@@ -143,17 +186,14 @@ INLINE void make_scores(const attn__params &p, int warp, int rank) {
         step_slots slots;
         ring_next<2>(w.outputs);
         barrier_wait(w.shared + K_FULL, (int)w.tile_parity);
-        start_scores(w, s);
+        advance<false>(p, w, s, dq, 0);
         barrier_wait(w.shared + V_FULL, (int)w.tile_parity);
         w.tile_parity ^= 1;
-        products_wait<0>();
-        pin(s);
-        probabilities(p, w, s);
         if (!differentiate<true>(w, s, dq, slots)) {
-            advance<true>(p, w, s, dq, slots);
+            advance<false>(p, w, s, dq, 0);
 #pragma unroll 1
             while (!differentiate<false>(w, s, dq, slots)) {
-                advance<false>(p, w, s, dq, slots);
+                advance<true>(p, w, s, dq, slots.late);
             }
             add_all(p, w, slots.late, dq);
         }

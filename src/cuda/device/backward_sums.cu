@@ -16,47 +16,52 @@
 #define WORKERS   256
 #define PITCH_ROW (WIDTH_QK + 4)
 
-/* A warp's sums are 16 rows of 64 columns: 8 blocks of 8. */
-#define BY_REGISTERS (LISTS && DQ_SUM == 1 && DQ_DTYPE != F32 && DQ_M == 1 && DQ_N == 8 && WARPS * 32 == WORKERS)
+/* A warp's sums are DQ_M times 16 rows of 64 columns: 8 blocks of 8. */
+#define BY_REGISTERS (LISTS && DQ_SUM == 1 && DQ_DTYPE != F32 && DQ_N == 8 && WARPS * 32 == WORKERS)
 
 /* Straight from the order of add_dq to rows. False, with nothing written, if a sum is not finite. */
 INLINE bool store_from_registers(const attn__params &p, const rows_run &run, int head, int first, int rows, int slot,
                                  const float *sums) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const float4 *from = (const float4 *)sums + warp * 256 + lane;
+    const float4 *from = (const float4 *)sums + warp * (DQ_M * 256) + lane;
     const float scale = p.scale;
-    float4 x[8];
+    float4 x[DQ_M][8];
     float odd = 0.0f; /* 0 times anything that is not finite is NaN */
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        x[n] = from[n * 32];
+    for (int n = 0; n < DQ_M * 8; n++) {
+        x[n / 8][n % 8] = from[n * 32];
     }
 #pragma unroll
-    for (int n = 0; n < 8; n++) {
-        odd = fmaf(x[n].x, 0.0f, fmaf(x[n].y, 0.0f, fmaf(x[n].z, 0.0f, fmaf(x[n].w, 0.0f, odd))));
+    for (int n = 0; n < DQ_M * 8; n++) {
+        const float4 y = x[n / 8][n % 8];
+        odd = fmaf(y.x, 0.0f, fmaf(y.y, 0.0f, fmaf(y.z, 0.0f, fmaf(y.w, 0.0f, odd))));
     }
     if (__syncthreads_or(!(odd == 0.0f))) {
         return false;
     }
-    const int row = warp / DQ_WARPS_N * 16 + lane / 4, column = warp % DQ_WARPS_N * 64 + lane % 4 * 8;
-    const int half = DQ_DTYPE == F32 ? F16 : DQ_DTYPE;
-    uint16_t *to = (uint16_t *)p.dq.data + row_offset(p.dq, run.sequence, head, run.first + first + row) + column;
+    const int column = warp % DQ_WARPS_N * 64 + lane % 4 * 8, half = DQ_DTYPE == F32 ? F16 : DQ_DTYPE;
 #pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-        uint32_t upper[4], lower[4];
+    for (int m = 0; m < DQ_M; m++) {
+        const int row = (warp / DQ_WARPS_N * DQ_M + m) * 16 + lane / 4;
+        uint16_t *to = (uint16_t *)p.dq.data + row_offset(p.dq, run.sequence, head, run.first + first + row) + column;
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
-            upper[m] = narrow_pair<half>(x[n + m].x * scale, x[n + m].y * scale);
-            lower[m] = narrow_pair<half>(x[n + m].z * scale, x[n + m].w * scale);
-        }
-        const uint4 zero = make_uint4(0, 0, 0, 0);
-        const uint4 first_row = gather_row(upper[0], upper[1], upper[2], upper[3], lane % 4);
-        const uint4 second_row = gather_row(lower[0], lower[1], lower[2], lower[3], lane % 4);
-        if (column + n * 8 < DIM_QK && row < slot) {
-            *(uint4 *)(to + n * 8) = row < rows ? first_row : zero;
-        }
-        if (column + n * 8 < DIM_QK && row + 8 < slot) {
-            *(uint4 *)(to + 8 * p.dq.stride[2] + n * 8) = row + 8 < rows ? second_row : zero;
+        for (int n = 0; n < 8; n += 4) {
+            uint32_t upper[4], lower[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float4 y = x[m][n + i];
+                upper[i] = narrow_pair<half>(y.x * scale, y.y * scale);
+                lower[i] = narrow_pair<half>(y.z * scale, y.w * scale);
+            }
+            const uint4 zero = make_uint4(0, 0, 0, 0);
+            const uint4 first_row = gather_row(upper[0], upper[1], upper[2], upper[3], lane % 4);
+            const uint4 second_row = gather_row(lower[0], lower[1], lower[2], lower[3], lane % 4);
+            if (column + n * 8 < DIM_QK && row < slot) {
+                *(uint4 *)(to + n * 8) = row < rows ? first_row : zero;
+            }
+            if (column + n * 8 < DIM_QK && row + 8 < slot) {
+                *(uint4 *)(to + 8 * p.dq.stride[2] + n * 8) = row + 8 < rows ? second_row : zero;
+            }
         }
     }
     return true;

@@ -34,6 +34,16 @@ INLINE void barrier_wait_warp(uint32_t barrier, uint32_t parity) {
                  "r"(parity)
                  : "memory");
 }
+/* Is the phase complete? May wait for a while. */
+INLINE bool barrier_try(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 
 /* A ring of stages: which is next, and the parity of its phase. Readers begin with parity 0, who fills with 1. */
 typedef struct ring_place {
@@ -66,6 +76,12 @@ INLINE void box_load(uint32_t to, const attn__map &map, uint32_t barrier, int co
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
                  "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(sequence), "l"(policy)
+                 : "memory");
+}
+/* To the second-level cache alone. */
+INLINE void box_prefetch(const attn__map &map, int column, int row, int head, int sequence) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
+                 "r"(row), "r"(head), "r"(sequence)
                  : "memory");
 }
 INLINE void box_store(const attn__map &map, uint32_t from, int column, int row, int head, int sequence) {

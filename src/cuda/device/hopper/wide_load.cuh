@@ -25,6 +25,14 @@ INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, con
     }
 }
 
+/* Keys or values of a tile, before there is room for them. */
+INLINE void prefetch_panels(const attn__map &map, const attn__tensor_ref &t, const tile_place &tile, int rank) {
+#pragma unroll 1
+    for (int n = 0; n < PANELS; n++) {
+        box_prefetch(map, n * 64, (int)(tile.row + rank * HALF), tile.head, batch_of(t, tile.sequence));
+    }
+}
+
 /* --- The placing thread --- */
 
 /* The next tile's number, the same in both blocks. mail: parity of the next letter. */
@@ -121,6 +129,7 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps, int rank
         describe_output(p, tile, rank * HALF, output);
         barrier_arrive(out_full);
         ring_next<2>(outputs);
+        prefetch_panels(maps.k, p.k, tile, rank);
         walk w;
         bool more = walk_start(p, tile, w), first = true, wanted = false;
         while (more) {
@@ -161,6 +170,7 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps, int rank) 
         if (tile.rows < 0) {
             return;
         }
+        prefetch_panels(maps.v, p.v, tile, rank);
         bool more = walk_start(p, tile, w), first = true, wanted = false;
         while (more) {
             const walk now = w;

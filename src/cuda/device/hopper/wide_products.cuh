@@ -21,26 +21,21 @@
 #define PANEL16 (PANEL / 16)
 #define STEP16  128 /* 16 rows that are summed over */
 
-/* sums (+)= keys times queries over columns [0, columns) of a half of both. */
-template <int columns> INLINE void product_scores(float (&sums)[NS], uint32_t keys, uint32_t queries, bool add) {
+/* sums (+)= keys times queries over columns [first, last) of both. */
+template <int first, int last>
+INLINE void product_scores(float (&sums)[NS], uint32_t keys, uint32_t queries, bool add) {
 #pragma unroll
-    for (int k = 0; k < (columns + 15) / 16; k++) {
+    for (int k = first / 16; k < (last + 15) / 16; k++) {
         product_shared<0, 0>(sums, operand(keys + k / 4 * PANEL16 + k % 4 * 2),
                              operand(queries + k / 4 * PANEL16 + k % 4 * 2), add || k > 0);
     }
 }
-/* S^T; k, q: operands of all columns. */
-INLINE void issue_scores(float (&s)[NS], uint32_t k, uint32_t q) {
-    products_fence();
-    product_scores<DIM_QK>(s, here(k), here(q), false);
-    products_commit();
-}
 /* dP^T; lower, upper: the halves of dout. */
 INLINE void issue_dp(float (&dp)[NS], uint32_t v, uint32_t lower, uint32_t upper) {
     products_fence();
-    product_scores<(DIM_V < 128 ? DIM_V : 128)>(dp, here(v), here(lower), false);
+    product_scores<0, (DIM_V < 128 ? DIM_V : 128)>(dp, here(v), here(lower), false);
     if constexpr (DO_HALVES == 2) {
-        product_scores<(DIM_V > 128 ? DIM_V - 128 : 0)>(dp, here(v + 2 * PANEL16), here(upper), true);
+        product_scores<0, (DIM_V > 128 ? DIM_V - 128 : 0)>(dp, here(v + 2 * PANEL16), here(upper), true);
     }
     products_commit();
 }

@@ -39,29 +39,38 @@ INLINE scorer scorer_make(uint32_t shared, int warp, int rank) {
 INLINE uint32_t step_address(const scorer &w) {
     return w.shared + AT_STEPS + w.q.stage * STEP_RECORD;
 }
-/* 0: lse, 1: delta, of the 4 of 16 queries that this lane has. */
-INLINE float4 stats_of(const scorer &w, int which, int part) {
-    return load_floats(w.shared + AT_STATS + w.q.stage * STATS + which * (STATS / 2) + part * 64 + (w.lane & 3) * 16);
+/* lse (0) or delta (1) of the queries that this lane has: asked for before the products that it meets are complete. */
+typedef struct lane_stats {
+    float4 part[NS / 8];
+} lane_stats;
+INLINE lane_stats stats_of(const scorer &w, int which) {
+    lane_stats stats;
+#pragma unroll
+    for (int part = 0; part < NS / 8; part++) {
+        stats.part[part] =
+            load_floats(w.shared + AT_STATS + w.q.stage * STATS + which * (STATS / 2) + part * 64 + (w.lane & 3) * 16);
+    }
+    return stats;
 }
 
-/* S^T to P^T in place and, rounded, to shared memory. */
-INLINE void probabilities(const attn__params &p, scorer &w, float (&s)[NS]) {
-    if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
+/* S^T to P^T in place and, rounded, to shared memory, whose last readers are done. */
+INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, const lane_stats &lse, float (&s)[NS]) {
+    if (masked) {
         hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
     const float factor = p.scale * LOG2E;
-    barrier_wait(w.shared + P_EMPTY, (int)w.p_parity);
-    w.p_parity ^= 1;
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
-        const float4 lse = stats_of(w, 0, part);
-        const float of[4] = {lse.x, lse.y, lse.z, lse.w};
-        uint32_t p16[4];
+        const float of[4] = {lse.part[part].x, lse.part[part].y, lse.part[part].z, lse.part[part].w};
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float &x = s[8 * part + n];
             x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
         }
+    }
+#pragma unroll
+    for (int part = 0; part < NS / 8; part++) {
+        uint32_t p16[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             p16[n] = narrow_pair<DTYPE>(s[8 * part + 2 * n], s[8 * part + 2 * n + 1]);
@@ -74,12 +83,11 @@ INLINE void probabilities(const attn__params &p, scorer &w, float (&s)[NS]) {
 }
 
 /* dS^T, rounded, to a stage of DS. */
-INLINE void gradients(const scorer &w, const float (&s)[NS], const float (&dp)[NS]) {
+INLINE void gradients(const scorer &w, const lane_stats &delta, const float (&s)[NS], const float (&dp)[NS]) {
     const uint32_t to = w.shared + AT_DS + w.ds.stage * PANEL + w.store;
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
-        const float4 delta = stats_of(w, 1, part);
-        const float of[4] = {delta.x, delta.y, delta.z, delta.w};
+        const float of[4] = {delta.part[part].x, delta.part[part].y, delta.part[part].z, delta.part[part].w};
         uint32_t ds16[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
