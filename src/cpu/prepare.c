@@ -14,12 +14,14 @@
 /* 96 keys x 64 rows of scores and the keys themselves stay in the caches next to the core; 96 to 192 were within 2 %
  * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
 #define BLOCK_KV 96
-/* Few rows: the block's values are fetched while its keys are read; both must fit in L1 and L2. */
-#define BLOCK_KV_FEW 64
-/* Few rows: more parts, since the layout must not decide on them, and tasks that must be left where kv heads go
- * together. */
+/* Few rows: at each change from K to V the stream of reads breaks off. 512 keys a block gave 5 to 10 % more than 128
+ * where a head's rows lie alone (Zen 3, 2026-11-30). */
+#define BLOCK_KV_FEW 512
+/* Few rows: more parts, since the layout must not decide on them, tasks that must be left where kv heads go together,
+ * and floats of q, as of sums, that L1 has room for. */
 #define WANTED_FEW 256
 #define FEW_TASKS  32
+#define FEW_FLOATS 4096
 /* Backward: chunks of a head's keys. Each packs its rows anew and leaves a part of dq: 256 keys a chunk cost 6 %
  * against one chunk, 512 cost 3 %. */
 #define WANTED_CHUNKS 32
@@ -63,14 +65,18 @@ static bool chooses_pairs(const attn_plan *plan) {
            (kernels->pairs_first || plan->machine.fast_bf16_pairs || plan->hints.implementation);
 }
 
-/* kv heads whose rows lie side by side, as [B, S, H, D] has them, go together as far as tasks stay plenty: read one by
- * one, each would touch every page of the buffer for a row's length. tasks: of one head each. */
+/* kv heads whose rows lie side by side, as [B, S, H, D] has them, go together as far as tasks stay plenty and q and
+ * sums stay in L1: read one by one, each would touch every page of the buffer for a row's length. tasks: of one head
+ * each. */
 static int64_t few_heads(const attn_problem *p, int64_t tasks) {
-    int64_t heads = 1;
-    if (llabs(p->k.stride[1]) >= llabs(p->k.stride[2]) || llabs(p->v.stride[1]) >= llabs(p->v.stride[2])) {
+    const attn_layout *k = &p->k, *v = &p->v;
+    int64_t heads = 1, dim = p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v;
+    if (llabs(k->stride[1]) >= llabs(k->stride[2]) || llabs(v->stride[1]) >= llabs(v->stride[2]) || k->stride[3] != 1 ||
+        v->stride[3] != 1 || p->heads_kv == 0) {
         return 1;
     }
-    while (p->heads_kv > 0 && p->heads_kv % (2 * heads) == 0 && tasks / (2 * heads) >= FEW_TASKS) {
+    while (p->heads_kv % (2 * heads) == 0 && tasks / (2 * heads) >= FEW_TASKS &&
+           2 * heads * (p->heads_q / p->heads_kv) * p->tokens_q * dim <= FEW_FLOATS) {
         heads *= 2;
     }
     return heads;

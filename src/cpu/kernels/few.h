@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Forward for few query rows (decode): all rows that share a kv head go together, so that K and V stream through once,
- * in place, row by row (few_products.h). Where rows of neighbouring kv heads lie side by side, a task carries several
- * of them along the keys, so that it reads whole pages.
+ * in place (few_products.h). Where rows of neighbouring kv heads lie side by side, a task carries several of them along
+ * the keys, so that it reads whole pages. A block of keys passes in three steps: scores of all heads, softmax head by
+ * head, values of all heads.
  *
  * o gets a block's sums at the block's end, so that a long sum is a sum of block sums. Where more than the scale
  * applies, a block passes through score.h's [key][lane] form and back. */
@@ -10,23 +11,12 @@
 
 #include "few_products.h"
 
-/* One kv head of the task. */
-typedef struct few_head {
-    score_rows rows;
-    float *q;     /* [ATTN__FEW][q_row] */
-    float *state; /* attn__few_state_floats */
-    few_tile tiles[ATTN__FEW];
-    int n_tiles;
-} few_head;
-
 typedef struct few_scratch {
     few_head *heads; /* [choice.few_heads] */
-    float *sums;     /* [ATTN__FEW][o_row] */
-    float *scores;   /* [ATTN__FEW][keys], a tile's part after another's */
     float *block;    /* [group][key][lane] */
     float *extra;    /* likewise */
     float *zeros;    /* a value row that adds nothing */
-    key_room room;
+    key_room room;   /* then few_heads is 1 */
     int64_t q_row, o_row, keys;
     size_t bytes;
 } few_scratch;
@@ -37,22 +27,26 @@ static inline int64_t few_round(int64_t n) {
 
 static few_scratch few_carve(const attn_plan *plan, void *base) {
     const attn_problem *p = &plan->problem;
+    const int64_t rows = plan->choice.group * p->tokens_q;
     few_scratch s = {0};
     s.q_row = few_round(p->dim_qk);
     s.o_row = few_round(p->dim_v);
     s.keys = few_round(plan->choice.block_kv);
     const size_t lanes = (ATTN__FEW + ATTN_LANES - 1) / ATTN_LANES * ATTN_LANES;
     s.heads = scratch_take(base, &s.bytes, (size_t)plan->choice.few_heads * sizeof(few_head));
-    for (int64_t head = 0; head < plan->choice.few_heads; head++) {
-        float *q = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.q_row) * sizeof(float));
+    for (int64_t n = 0; n < plan->choice.few_heads; n++) {
+        float *q = scratch_take(base, &s.bytes, (size_t)(rows * s.q_row) * sizeof(float));
+        float *scores = scratch_take(base, &s.bytes, (size_t)(rows * s.keys) * sizeof(float));
+        float *sums = scratch_take(base, &s.bytes, (size_t)(rows * s.o_row) * sizeof(float));
         float *state = scratch_take(base, &s.bytes, (size_t)attn__few_state_floats(p) * sizeof(float));
         if (base) {
-            s.heads[head].q = q;
-            s.heads[head].state = state;
+            few_head *head = &s.heads[n];
+            head->q = q;
+            head->scores = scores;
+            head->sums = sums;
+            head->state = state;
         }
     }
-    s.sums = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.o_row) * sizeof(float));
-    s.scores = scratch_take(base, &s.bytes, (size_t)(ATTN__FEW * s.keys) * sizeof(float));
     s.block = scratch_take(base, &s.bytes, (size_t)s.keys * lanes * sizeof(float));
     s.extra = scratch_take(base, &s.bytes, (size_t)s.keys * lanes * sizeof(float));
     s.zeros = scratch_take(base, &s.bytes, (size_t)s.o_row * sizeof(float));
@@ -74,57 +68,51 @@ static size_t few_scratch_bytes(const attn_plan *plan) {
     return few_carve(plan, NULL).bytes;
 }
 
-/* Rows whose elements lie apart, side by side: bf16 as it is, the rest as floats. Returns the type of the copy. */
-static attn_dtype few_copy(const attn_layout *layout, const char *from, int64_t count, int64_t dim, float *room) {
+/* Rows whose elements lie apart, side by side: bf16 as it is, the rest as floats. */
+static few_stream few_copy(const attn_layout *layout, const few_stream *from, int64_t count, float *room) {
+    const int64_t dim = from->dim;
+    few_stream copy = {ATTN_F32, (const char *)room, dim * (int64_t)sizeof(float), 0, dim, count, 0, true};
     if (!few_words(layout)) {
-        rows_widen(layout->dtype, from, layout->stride[2], layout->stride[3], count, dim, room, dim);
-        return ATTN_F32;
+        rows_widen(layout->dtype, from->at, layout->stride[2], layout->stride[3], count, dim, room, dim);
+        return copy;
     }
-    const uint16_t *in = (const uint16_t *)(const void *)from;
+    const uint16_t *in = (const uint16_t *)(const void *)from->at;
     uint16_t *out = (uint16_t *)(void *)room;
     for (int64_t n = 0; n < count; n++) {
         for (int64_t d = 0; d < dim; d++) {
             out[n * dim + d] = in[n * layout->stride[2] + d * layout->stride[3]];
         }
     }
-    return ATTN_BF16;
+    copy.dtype = ATTN_BF16;
+    copy.row = dim * (int64_t)sizeof *out;
+    return copy;
 }
 
-/* Keys [row, row + count) of the task's kv head number `head`. */
-static few_keys few_keys_load(const attn__forward_task *task, const few_scratch *s, int64_t head, int64_t row,
-                              int64_t count) {
-    const attn_problem *p = task->run->problem;
-    const attn_args *args = task->run->args;
-    const int64_t k_size = (int64_t)attn_dtype_size(p->k.dtype), v_size = (int64_t)attn_dtype_size(p->v.dtype);
-    const int64_t sequence = task->rows.segment.sequence, head_kv = task->head_kv + head;
-    few_keys keys = {p->k.dtype,
-                     p->v.dtype,
-                     (const char *)args->k + attn__row_offset(&p->k, sequence, head_kv, row) * k_size,
-                     (const char *)args->v + attn__row_offset(&p->v, sequence, head_kv, row) * v_size,
-                     p->k.stride[2] * k_size,
-                     p->v.stride[2] * v_size,
-                     NULL};
-    const bool last = head + 1 == task->run->plan->choice.few_heads;
-    keys.ahead = last ? keys.k + count * keys.k_row - head * p->k.stride[1] * k_size : keys.k + p->k.stride[1] * k_size;
-    if (s->room.k) {
-        keys.k_dtype = few_copy(&p->k, keys.k, count, p->dim_qk, s->room.k);
-        keys.k = (const char *)s->room.k;
-        keys.k_row = p->dim_qk * (int64_t)attn_dtype_size(keys.k_dtype);
-    }
-    if (s->room.v) {
-        keys.v_dtype = few_copy(&p->v, keys.v, count, p->dim_v, s->room.v);
-        keys.v = (const char *)s->room.v;
-        keys.v_row = p->dim_v * (int64_t)attn_dtype_size(keys.v_dtype);
-    }
-    return keys;
+/* Rows [row, row + keys) of the task's heads. */
+static few_stream few_stream_of(const attn__forward_task *task, const attn_layout *layout, const void *tensor,
+                                int64_t dim, int64_t row, int64_t keys) {
+    const int64_t size = (int64_t)attn_dtype_size(layout->dtype), heads = task->run->plan->choice.few_heads;
+    few_stream stream = {.dtype = layout->dtype,
+                         .at = (const char *)tensor +
+                               size * attn__row_offset(layout, task->rows.segment.sequence, task->head_kv, row),
+                         .row = layout->stride[2] * size,
+                         .head = layout->stride[1] * size,
+                         .dim = dim,
+                         .keys = keys};
+    stream.solid = stream.row == heads * dim * size && (heads == 1 || stream.head == dim * size);
+    stream.ahead = (FEW_AHEAD + heads * dim * size - 1) / (heads * dim * size);
+    return stream;
 }
 
-/* p in place of the compact scores; m and l follow, alpha says what o is worth. Lane i of a vector belongs to row
+/* p in place of the compact scores; m, l and alpha follow. Lane i of a vector belongs to row
  * i % rows. */
-static void few_softmax(const few_tile *tile, int count, float unit, bool masked, float alpha[4]) {
-    const int rows = tile->rows, total = (count * rows + ATTN_W - 1) / ATTN_W * ATTN_W;
+static void few_softmax(few_tile *tile, int count, float unit, bool masked) {
+    const int rows = tile->rows, total = (count + ATTN_W - 1) / ATTN_W * ATTN_W * rows;
     float lane[ATTN_W] __attribute__((aligned(64))), top[4], reference[4] = {0};
     vf best = vf_set(-INFINITY), sum = vf_set(0.0f), scale = vf_set(unit);
+    for (int at = count * rows; at < total; at++) {
+        tile->scores[at] = -INFINITY;
+    }
     for (int at = 0; at < total; at += ATTN_W) {
         best = vf_max(best, vf_load(tile->scores + at));
     }
@@ -136,7 +124,7 @@ static void few_softmax(const few_tile *tile, int count, float unit, bool masked
         }
         float m = top[r] > tile->m[r] ? top[r] : tile->m[r];
         reference[r] = m == -INFINITY ? 0.0f : m;
-        alpha[r] = tile->m[r] == m ? 1.0f : exp2f((tile->m[r] - reference[r]) * unit);
+        tile->alpha[r] = tile->m[r] == m ? 1.0f : exp2f((tile->m[r] - reference[r]) * unit);
         tile->m[r] = m;
     }
     for (int i = 0; i < ATTN_W; i++) {
@@ -157,14 +145,14 @@ static void few_softmax(const few_tile *tile, int count, float unit, bool masked
         for (int i = r; i < ATTN_W; i += rows) {
             added += lane[i];
         }
-        tile->l[r] = tile->l[r] * alpha[r] + added;
+        tile->l[r] = tile->l[r] * tile->alpha[r] + added;
     }
 }
 
 /* o = o * alpha + the block's sums, which start again from 0. */
-static void few_fold(const few_tile *tile, const float alpha[4], int64_t o_row) {
+static void few_fold(const few_tile *tile, int64_t o_row) {
     for (int r = 0; r < tile->rows; r++) {
-        const vf factor = vf_set(alpha[r]);
+        const vf factor = vf_set(tile->alpha[r]);
         for (int64_t d = r * o_row; d < (r + 1) * o_row; d += ATTN_W) {
             vf_store(tile->o + d, vf_fma(vf_load(tile->o + d), factor, vf_load(tile->sums + d)));
             vf_store(tile->sums + d, vf_set(0.0f));
@@ -214,10 +202,10 @@ static void few_drop(const attn__run *run, const score_rows *rows, const few_til
     }
 }
 
-static bool few_finite(const few_keys *keys, int count, int64_t dim) {
+static bool few_finite(const few_stream *v, const char *rows, int count) {
     for (int n = 0; n < count; n++) {
-        for (int64_t d = 0; d < dim; d++) {
-            if (!isfinite(attn__load(keys->v_dtype, keys->v + n * keys->v_row, d))) {
+        for (int64_t d = 0; d < v->dim; d++) {
+            if (!isfinite(attn__load(v->dtype, rows + n * v->row, d))) {
                 return false;
             }
         }
@@ -226,46 +214,70 @@ static bool few_finite(const few_keys *keys, int count, int64_t dim) {
 }
 
 /* Hidden pairs (p is +0) left out one by one. */
-static void few_values_careful(const few_tile *tile, const few_keys *keys, int count, int64_t dim, int64_t o_row) {
+static void few_values_careful(const few_tile *tile, const few_stream *v, const char *rows, int count, int64_t o_row) {
     for (int n = 0; n < count; n++) {
         for (int r = 0; r < tile->rows; r++) {
             float p = tile->scores[n * tile->rows + r];
-            for (int64_t d = 0; d < dim && attn__f32_bits(p) != 0; d++) {
-                tile->sums[r * o_row + few_place(keys->v_dtype == ATTN_BF16, dim, d)] +=
-                    p * (float)attn__load(keys->v_dtype, keys->v + n * keys->v_row, d);
+            for (int64_t d = 0; d < v->dim && attn__f32_bits(p) != 0; d++) {
+                tile->sums[r * o_row + few_place(v->dtype == ATTN_BF16, v->dim, d)] +=
+                    p * (float)attn__load(v->dtype, rows + n * v->row, d);
             }
         }
     }
 }
 
-/* One head against `count` keys from position j on. next: keys->ahead is worth fetching. */
-static void few_block(const attn__forward_task *task, const score_rule *rule, const few_scratch *s,
-                      const few_head *head, const few_keys *keys, int64_t j, int count, bool edge, bool next) {
-    const attn_problem *p = rule->problem;
+/* p of one head in place of its raw scores of `count` keys from position j on; its state follows. Says whether values
+ * may be added in the usual way, and adds them otherwise. */
+static void few_weights(const attn__forward_task *task, const score_rule *rule, const few_scratch *s, few_head *head,
+                        const few_stream *v, const char *rows, int64_t j, int count, bool edge) {
     const bool masked = edge || rule->has_extra;
-    const bool careful = masked && !few_finite(keys, count, p->dim_v);
-    const int64_t v_bytes = s->room.v ? 0 : p->dim_v * (int64_t)attn_dtype_size(keys->v_dtype);
-    const int64_t k_bytes = s->room.k || !next ? 0 : p->dim_qk * (int64_t)attn_dtype_size(keys->k_dtype);
-    for (int t = 0; t < head->n_tiles; t++) {
-        few_scores_of(keys->k_dtype)(&head->tiles[t], keys, count, p->dim_qk, s->q_row, t == 0 ? v_bytes : 0);
+    const int groups = (head->rows.lanes.count + ATTN_LANES - 1) / ATTN_LANES;
+    head->sees = !rule->has_extra || score_extra(rule, &head->rows, groups, j, count, s->extra);
+    head->takes = head->sees && !(masked && !few_finite(v, rows, count));
+    if (!head->sees) {
+        return;
     }
     if (edge || !rule->plain) {
         few_apply(s, rule, head, edge, j, count);
     }
     for (int t = 0; t < head->n_tiles; t++) {
-        const few_tile *tile = &head->tiles[t];
-        float alpha[4];
-        few_softmax(tile, count, rule->unit, masked, alpha);
-        if (p->dropout > 0) {
+        few_tile *tile = &head->tiles[t];
+        few_softmax(tile, count, rule->unit, masked);
+        if (rule->problem->dropout > 0) {
             few_drop(task->run, &head->rows, tile, j, count);
         }
-        if (careful) {
-            few_values_careful(tile, keys, count, p->dim_v, s->o_row);
-        } else {
-            few_values_of(keys->v_dtype)(tile, keys, (const char *)s->zeros, count, p->dim_v, s->o_row,
-                                         t == 0 ? k_bytes : 0);
+        if (!head->takes) {
+            few_values_careful(tile, v, rows, count, s->o_row);
         }
-        few_fold(tile, alpha, s->o_row);
+    }
+}
+
+/* All heads against rows [row, row + count) of one key segment, `left` rows of which are this task's from there on. */
+static void few_key_block(const attn__forward_task *task, const score_rule *rule, const few_scratch *s,
+                          const attn_segment *segment, int64_t row, int64_t count, int64_t left) {
+    const attn_problem *p = rule->problem;
+    const attn_args *args = rule->args;
+    const int64_t heads = task->run->plan->choice.few_heads, base = segment->position + row;
+    int64_t begin = base, end = base + count;
+    score_span span = score_band_span(&p->band, &s->heads->rows.lanes, &begin, &end);
+    if (span == SPAN_HIDDEN) {
+        return;
+    }
+    const int64_t first = segment->first + row + (begin - base), keys = left - (begin - base);
+    const int n = (int)(end - begin);
+    few_stream k = few_stream_of(task, &p->k, args->k, p->dim_qk, first, keys);
+    few_stream v = few_stream_of(task, &p->v, args->v, p->dim_v, first, keys);
+    k = s->room.k ? few_copy(&p->k, &k, n, s->room.k) : k;
+    v = s->room.v ? few_copy(&p->v, &v, n, s->room.v) : v;
+    few_scores(s->heads, heads, &k, n, s->q_row);
+    for (int64_t h = 0; h < heads; h++) {
+        few_weights(task, rule, s, &s->heads[h], &v, v.at + h * v.head, begin, n, span == SPAN_EDGE);
+    }
+    few_values(s->heads, heads, &v, (const char *)s->zeros, n, s->o_row);
+    for (int64_t h = 0; h < heads; h++) {
+        for (int t = 0; t < s->heads[h].n_tiles && s->heads[h].sees; t++) {
+            few_fold(&s->heads[h].tiles[t], s->o_row);
+        }
     }
 }
 
@@ -276,6 +288,22 @@ static attn__query_rows few_rows(const attn__forward_task *task, int64_t n) {
     return rows;
 }
 
+/* One row of q as float, in the order in which rows of keys are read. */
+static void few_query(const attn_problem *p, const char *row, bool negative, float *q) {
+    rows_widen(p->q.dtype, row, 0, p->q.stride[3], 1, p->dim_qk, q, 0);
+    for (int64_t d = 0; d < p->dim_qk && negative; d++) {
+        q[d] = -q[d];
+    }
+    for (int64_t d = 0; few_words(&p->k) && d + 2 * ATTN_W <= p->dim_qk; d += 2 * ATTN_W) {
+        float pairs[2 * ATTN_W];
+        memcpy(pairs, q + d, sizeof pairs);
+        for (int i = 0; i < ATTN_W; i++) {
+            q[d + i] = pairs[2 * i];
+            q[d + ATTN_W + i] = pairs[2 * i + 1];
+        }
+    }
+}
+
 static void few_start(const attn__forward_task *task, const score_rule *rule, const few_scratch *s, int64_t n) {
     const attn_problem *p = rule->problem;
     const int64_t size = (int64_t)attn_dtype_size(p->q.dtype);
@@ -284,28 +312,25 @@ static void few_start(const attn__forward_task *task, const score_rule *rule, co
     const attn__lanes *lanes = &head->rows.lanes;
     float *state = head->state = task->partial ? task->partial + n * attn__few_state_floats(p) : head->state;
     memset(state, 0, (size_t)attn__few_state_floats(p) * sizeof(float));
-    memset(head->q, 0, (size_t)(ATTN__FEW * s->q_row) * sizeof(float));
     score_rows_fill(&head->rows, rule, &rows, rows.row_begin);
+    memset(head->q, 0, (size_t)(lanes->count * s->q_row) * sizeof(float));
+    memset(head->sums, 0, (size_t)(lanes->count * s->o_row) * sizeof(float));
     for (int lane = 0; lane < lanes->count; lane++) {
-        float *q = head->q + lane * s->q_row;
-        const char *row = (const char *)rule->args->q + attn__lane_offset(&p->q, lanes, lane) * size;
-        for (int64_t d = 0; d < p->dim_qk; d++) {
-            float x = (float)attn__load(p->q.dtype, row, d * p->q.stride[3]);
-            q[few_place(few_words(&p->k), p->dim_qk, d)] = rule->negative ? -x : x;
-        }
+        few_query(p, (const char *)rule->args->q + attn__lane_offset(&p->q, lanes, lane) * size, rule->negative,
+                  head->q + lane * s->q_row);
         score_sink_start(rule, lanes, lane, task->with_sink, &state[lane], &state[ATTN__FEW + lane]);
     }
     head->n_tiles = 0;
     for (int first = 0; first < lanes->count;) {
         int left = lanes->count - first, rows_here = left >= 4 && ATTN_W >= 4 ? 4 : left >= 2 ? 2 : 1;
-        head->tiles[head->n_tiles++] = (few_tile){first,
-                                                  rows_here,
-                                                  s->scores + first * s->keys,
-                                                  state + first,
-                                                  state + ATTN__FEW + first,
-                                                  state + 2 * ATTN__FEW + first * s->o_row,
-                                                  s->sums + first * s->o_row,
-                                                  head->q + first * s->q_row};
+        head->tiles[head->n_tiles++] = (few_tile){.first = first,
+                                                  .rows = rows_here,
+                                                  .scores = head->scores + first * s->keys,
+                                                  .m = state + first,
+                                                  .l = state + ATTN__FEW + first,
+                                                  .o = state + 2 * ATTN__FEW + first * s->o_row,
+                                                  .sums = head->sums + first * s->o_row,
+                                                  .q = head->q + first * s->q_row};
         first += rows_here;
     }
 }
@@ -324,31 +349,12 @@ static void few_finish_rows(const score_rule *rule, const attn__lanes *lanes, co
     }
 }
 
-/* All heads against rows [row, row + count) of one key segment. more: as many rows follow. */
-static void few_key_block(const attn__forward_task *task, const score_rule *rule, const few_scratch *s,
-                          const attn_segment *segment, int64_t row, int64_t count, bool more) {
-    const int64_t heads = task->run->plan->choice.few_heads, base = segment->position + row;
-    for (int64_t n = 0; n < heads; n++) {
-        few_head *head = &s->heads[n];
-        const int groups = (head->rows.lanes.count + ATTN_LANES - 1) / ATTN_LANES;
-        int64_t begin = base, end = base + count;
-        score_span span = score_band_span(&rule->problem->band, &head->rows.lanes, &begin, &end);
-        if (span == SPAN_HIDDEN ||
-            (rule->has_extra && !score_extra(rule, &head->rows, groups, begin, (int)(end - begin), s->extra))) {
-            continue;
-        }
-        few_keys keys = few_keys_load(task, s, n, segment->first + row + (begin - base), end - begin);
-        few_block(task, rule, s, head, &keys, begin, (int)(end - begin), span == SPAN_EDGE, n + 1 < heads || more);
-    }
-}
-
 static void few_forward(const attn__forward_task *task, void *scratch) {
     const attn__run *run = task->run;
     const score_rule rule = score_rule_make(run->problem, run->args);
     const few_scratch s = few_carve(run->plan, scratch);
     const int64_t heads = run->plan->choice.few_heads, block = run->plan->choice.block_kv;
     int64_t first, last, before = 0;
-    memset(s.sums, 0, (size_t)(ATTN__FEW * s.o_row) * sizeof(float));
     memset(s.zeros, 0, (size_t)s.o_row * sizeof(float));
     for (int64_t n = 0; n < heads; n++) {
         few_start(task, &rule, &s, n);
@@ -359,8 +365,7 @@ static void few_forward(const attn__forward_task *task, void *scratch) {
         int64_t row = task->key_begin > before ? task->key_begin - before : 0;
         int64_t stop = task->key_end - before < segment.rows ? task->key_end - before : segment.rows;
         for (; row < stop; row += block) {
-            few_key_block(task, &rule, &s, &segment, row, stop - row < block ? stop - row : block,
-                          row + 2 * block <= stop);
+            few_key_block(task, &rule, &s, &segment, row, stop - row < block ? stop - row : block, stop - row);
         }
         before += segment.rows;
     }

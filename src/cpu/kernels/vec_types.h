@@ -41,6 +41,13 @@ VEC_INLINE void vf_storeu(void *p, vf x) {
 VEC_INLINE vi vi_loadu(const void *p) {
     return *(const vi_any *)p;
 }
+/* In a register from here on: where one load serves several products, the compiler would fold a load into each. */
+VEC_INLINE vf vf_keep(vf x) {
+#if defined(__AVX__)
+    __asm__("" : "+x"(x));
+#endif
+    return x;
+}
 VEC_INLINE vf vf_set(float x) {
     return x - (vf){0};
 }
