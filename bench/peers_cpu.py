@@ -20,18 +20,22 @@ import sys
 import time
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
 import torch.nn.functional as functional
-from onnx import TensorProto, helper
+
+try:
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+except ImportError:  # PyTorch is the one peer then
+    onnx = onnxruntime = None
 
 from attn_ctypes import Args, Library, PlanInfo, stamped
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADS = 8
 TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-ONNX_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16}
+ONNX_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16} if onnx else {}
 
 
 class Ours:
@@ -250,7 +254,8 @@ def main():
     target = options.out or os.path.join(ROOT, "bench", "results", "peers_cpu.csv")
     os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
     common = {"date": datetime.date.today().isoformat(), "cpu": cpu_name()}
-    print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}, {common['cpu']}")
+    others = f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}" if onnx else "onnxruntime is not here"
+    print(f"torch {torch.__version__}, {others}, {common['cpu']}")
     print(f"{'threads':>7} {'type':>4} {'S':>5} {'D':>4} {'mask':>6} {'ours':>8} {'best peer':>9}  ratio  which")
     with open(target, "w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS)

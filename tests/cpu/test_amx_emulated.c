@@ -4,6 +4,7 @@
  * are small. */
 #include <stdarg.h>
 #include <stddef.h>
+#include <float.h>
 #include <setjmp.h>
 #include <cmocka.h>
 #include <math.h>
@@ -263,6 +264,17 @@ static void one_key_counts(trial *t) {
     }
 }
 
+/* Rows in turn: all keys at the lowest float; half of them; all at -3e38. Beside it every product is nothing. */
+static void lowest_scores(trial *t) {
+    for (int64_t row = 0; row < t->problem.tokens_q; row++) {
+        for (int64_t key = 0; key < t->problem.tokens_kv; key++) {
+            t->value[T_BIAS][trial_index(t, T_BIAS, 0, 0, row, key)] = row % 3 == 2              ? -3e38f
+                                                                       : row % 3 == 1 && key % 2 ? 0
+                                                                                                 : -FLT_MAX;
+        }
+    }
+}
+
 /* Forward on the tiles alone. change: NULL, or what to do to the data. */
 static void try_data(campaign *c, const recipe *p, void (*change)(trial *)) {
     trial *t = recipe_trial(p);
@@ -379,10 +391,28 @@ static void test_large_scores(void **state) {
     assert_int_equal(campaign_end(&c), 0);
 }
 
+static void test_lowest_scores(void **state) {
+    campaign c = campaign_begin("emulated tiles, lowest scores");
+    (void)state;
+    for (int splits = 0; splits < 2; splits++) {
+        recipe p = prepared((recipe){.name = "lowest",
+                                     .batch = 1,
+                                     .heads_kv = 1,
+                                     .tokens_q = 70,
+                                     .tokens_kv = 150,
+                                     .dim_qk = 64,
+                                     .splits = splits * 3,
+                                     .bias = PRESENT},
+                            6);
+        try_data(&c, &p, lowest_scores);
+    }
+    assert_int_equal(campaign_end(&c), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),   cmocka_unit_test(test_visible_nan),       cmocka_unit_test(test_large_scores),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_threads_and_types),
+        cmocka_unit_test(test_list),   cmocka_unit_test(test_visible_nan),   cmocka_unit_test(test_large_scores),
+        cmocka_unit_test(test_random), cmocka_unit_test(test_lowest_scores), cmocka_unit_test(test_threads_and_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@
  * its running maximum, and transposing V once a key block, which all row blocks of the task share.
  *
  * Reads and writes that one turn mixes never meet: scores and probabilities are held twice, key blocks three times.
- * The reference m, in log2 units here, is raised only when a maximum exceeds it by more than SLACK, so O is rarely
+ * The reference m is raised only when a maximum exceeds it by more than SLACK, so O is rarely
  * rescaled: p may reach 2^SLACK, which costs float32 and bf16 no precision. Lanes are query rows as everywhere; what is
  * unused of the last 32 rows, keys or dims of a block is 0 in one operand and finite in the other. Where a hidden pair
  * meets NaN or inf in V, panel_add_careful takes the place of the stream. */
@@ -112,11 +112,19 @@ static size_t amx_carve(const attn_plan *plan, void *base, amx_pipe *pipe) {
     return bytes;
 }
 
-/* References are in log2 units. */
+/* References are in log2 units where scores are raw products, and in natural ones otherwise, which hold the lowest
+ * float: a usual bias for "nearly hidden". */
 static score_rule amx_rule(const attn__run *run) {
     score_rule rule = score_rule_make(run->problem, run->args);
-    rule.natural = ATTN_LN2;
+    rule.natural = rule.plain ? ATTN_LN2 : 1;
     return rule;
+}
+/* From a stored score to the reference's unit, and from there to log2. */
+VEC_INLINE float amx_to_reference(const score_rule *rule) {
+    return rule->plain ? rule->unit : 1.0f;
+}
+VEC_INLINE float amx_to_log2(const score_rule *rule) {
+    return rule->plain ? 1.0f : rule->unit;
 }
 
 static size_t amx_scratch_bytes(const attn_plan *plan) {
@@ -134,27 +142,28 @@ VEC_INLINE int amx_vectors(const amx_item *item) {
 
 /* --- Exponentials --- */
 
-/* Scores in natural units, held where log2 units reach: the lowest float is a usual bias for "nearly hidden". */
-VEC_INLINE vf amx_bounded(const amx_pipe *pipe, vf s) {
-    vf bounded = vf_select(s < vf_set(-2.3e38f), vf_set(-2.3e38f), s);
-    return pipe->rule.plain ? s : vf_select(s == vf_set(-INFINITY), s, bounded);
-}
-
-/* References, whole numbers, and factors before the item's exponentials; see reference_raise. A NaN among the scores
- * leaves the reference. */
+/* References, in log2 units whole numbers, and factors before the item's exponentials; see reference_raise. A NaN among
+ * the scores leaves the reference. */
 static void amx_reference(amx_pipe *pipe, amx_item *item) {
-    const vf unit = vf_set(pipe->rule.unit), one = vf_set(1.0f);
+    const bool whole = pipe->rule.plain;
+    const vf unit = vf_set(amx_to_reference(&pipe->rule)), log2 = vf_set(amx_to_log2(&pipe->rule));
+    const vf slack = vf_set(AMX_SLACK) / log2, one = vf_set(1.0f);
     vi raised = vi_set(0), slow = vi_set(0);
     for (int v = 0; v < amx_vectors(item); v++) {
         float *m = item->block->m + v * ATTN_W, *l = item->block->l + v * ATTN_W;
         float *weight = item->weights + v * ATTN_W;
-        vf old = vf_load(m), score = amx_bounded(pipe, vf_load(item->top + v * ATTN_W)), top = score * unit;
+        vf old = vf_load(m), score = vf_load(item->top + v * ATTN_W), top = score * unit;
         vi lost = (vf_abs(top) == vf_set(INFINITY)) & (vf_abs(score) < vf_set(INFINITY));
         top = vf_select(lost, vf_set(NAN), top);
-        vi raise = (top > old + vf_set(AMX_SLACK)) | (old != vf_ceil(old)) | lost; /* a sink need not be whole */
-        vf new = vf_select(raise, vf_ceil(vf_max(old, top)), old);
+        vi raise = (top > old + slack) | lost;
+        vf new = vf_max(old, top);
+        if (whole) {
+            raise |= old != vf_ceil(old); /* a sink need not be whole */
+            new = vf_ceil(new);
+        }
+        new = vf_select(raise, new, old);
         vf subtract = vf_select(new == vf_set(-INFINITY), vf_set(0.0f), new);
-        vf factor = vf_select(raise, vf_exp2(old - subtract), one);
+        vf factor = vf_select(raise, vf_exp2((old - subtract) * log2), one);
         vf_store(m, new);
         vf_store(l, vf_load(l) * factor);
         vf_store(weight, vf_load(weight) * factor);
@@ -208,8 +217,9 @@ VEC_INLINE void amx_softmax_fast(const bool whole, const int vectors, amx_pipe *
     }
 }
 
-VEC_INLINE vf amx_softmax_row(const amx_pipe *pipe, const float *scores, vf unit, vf subtract, vf *sum) {
-    vf s = amx_bounded(pipe, vf_load(scores)), p = vf_exp2(s * unit - subtract);
+VEC_INLINE vf amx_softmax_row(const amx_pipe *pipe, const float *scores, vf subtract, vf *sum) {
+    const vf unit = vf_set(amx_to_reference(&pipe->rule)), log2 = vf_set(amx_to_log2(&pipe->rule));
+    vf s = vf_load(scores), p = vf_exp2((s * unit - subtract) * log2);
     p = (vf)(~(s == vf_set(-INFINITY)) & (vi)p);
     *sum += p;
     return p;
@@ -217,14 +227,14 @@ VEC_INLINE vf amx_softmax_row(const amx_pipe *pipe, const float *scores, vf unit
 
 /* Any scores. Dropout only takes pairs away here; amx_weigh scales what is left. */
 VEC_INLINE void amx_softmax_any(const bool dropout, amx_pipe *pipe, const amx_item *item, int n) {
-    const vf unit = vf_set(pipe->rule.unit), none = vf_set(0.0f);
+    const vf none = vf_set(0.0f);
     const bool whole = 2 * n + 1 < item->count;
     for (int v = 0; v < amx_vectors(item); v++) {
         int64_t at = (int64_t)n * 2 * ATTN_LANES + v * ATTN_W;
         vf subtract = vf_load(pipe->subtract + v * ATTN_W), sum = vf_load(pipe->sum + v * ATTN_W);
-        vf even = amx_softmax_row(pipe, item->scores + at, unit, subtract, &sum), odd = none;
+        vf even = amx_softmax_row(pipe, item->scores + at, subtract, &sum), odd = none;
         if (whole) {
-            odd = amx_softmax_row(pipe, item->scores + at + ATTN_LANES, unit, subtract, &sum);
+            odd = amx_softmax_row(pipe, item->scores + at + ATTN_LANES, subtract, &sum);
         }
         vf pair = vf_pair(even, odd);
         amx_sums(pipe, v, sum, pair);
@@ -516,7 +526,7 @@ static void amx_forward(const attn__forward_task *task, void *scratch) {
 
 static void amx_finish(const attn__forward_task *task, float *states, int64_t part_stride, int64_t parts) {
     const score_rule rule = amx_rule(task->run);
-    merge_parts(task, &rule, 1.0f, states, part_stride, parts);
+    merge_parts(task, &rule, amx_to_log2(&rule), states, part_stride, parts);
 }
 
 #endif
