@@ -14,9 +14,9 @@
 /* 96 keys x 64 rows of scores and the keys themselves stay in the caches next to the core; 96 to 192 were within 2 %
  * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
 #define BLOCK_KV 96
-/* Few rows: at each change from K to V the stream of reads breaks off. 512 keys a block gave 5 to 10 % more than 128
- * where a head's rows lie alone (Zen 3, 2026-11-30). */
-#define BLOCK_KV_FEW 512
+/* Few rows: at each change from K to V the stream of reads breaks off. 512 keys a block gave 5 to 10 % more than 128 on
+ * one core of Zen 3, but 8 % less for bf16 in [B, S, H, D] on the Xeon (2026-11-30). */
+#define BLOCK_KV_FEW 256
 /* Few rows: more parts, since the layout must not decide on them, tasks that must be left where kv heads go together,
  * and floats of q, as of sums, that L1 has room for. */
 #define WANTED_FEW 256
