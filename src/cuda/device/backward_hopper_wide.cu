@@ -161,9 +161,10 @@ INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const floa
         !(barrier_try(w.shared + Q_FULL + 8 * w.q.stage, w.q.parity) & barrier_try(w.shared + P_EMPTY, w.p_parity))) {
     }
     w.p_parity ^= 1;
-    issue_scores<with_dq>(p, w, s, slot, dq);
+    /* Asked for before the additions, behind which they would wait. */
     const bool masked = step_word(step_address(w), STEP_FLAGS) & STEP_MASKED;
     const lane_stats lse = stats_of(w, 0);
+    issue_scores<with_dq>(p, w, s, slot, dq);
     products_wait<0>();
     pin(s);
     probabilities(p, w, masked, lse, s);

@@ -94,10 +94,11 @@ INLINE void place_all(const attn__params &p, int rank) {
 
 /* --- The loading threads --- */
 
-/* Asks for the next tile in the walk's last blocks: early enough to hide its placing, and so late that no cluster holds
- * tiles that another could begin. */
+/* Asks for the next tile in the walk's last blocks: early enough to hide its placing, which takes as long as two blocks
+ * in both threads, and so late that no cluster holds tiles that another could begin. */
+#define AHEAD 6
 INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
-    return !more || (now.head + 1 >= tile.head_end && now.block + 2 >= span_of(tile, now).end);
+    return !more || (now.head + 1 >= tile.head_end && now.block + AHEAD >= span_of(tile, now).end);
 }
 
 /* What a tile's keys are, and where its gradients go. */

@@ -59,6 +59,7 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
         hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
     const float factor = p.scale * LOG2E;
+    const uint32_t to = here(w.shared + AT_P + w.store);
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
         const float of[4] = {lse.part[part].x, lse.part[part].y, lse.part[part].z, lse.part[part].w};
@@ -75,7 +76,7 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
         for (int n = 0; n < 4; n++) {
             p16[n] = narrow_pair<DTYPE>(s[8 * part + 2 * n], s[8 * part + 2 * n + 1]);
         }
-        store_matrices((w.shared + AT_P + w.store) ^ (part * 32), p16[0], p16[1], p16[2], p16[3]);
+        store_matrices(to ^ (part * 32), p16[0], p16[1], p16[2], p16[3]);
     }
     pin(s);
     fence_async();
@@ -84,7 +85,7 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
 
 /* dS^T, rounded, to a stage of DS. */
 INLINE void gradients(const scorer &w, const lane_stats &delta, const float (&s)[NS], const float (&dp)[NS]) {
-    const uint32_t to = w.shared + AT_DS + w.ds.stage * PANEL + w.store;
+    const uint32_t to = here(w.shared + AT_DS + w.ds.stage * PANEL + w.store);
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
         const float of[4] = {delta.part[part].x, delta.part[part].y, delta.part[part].z, delta.part[part].w};
