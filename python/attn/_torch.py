@@ -5,7 +5,7 @@ Eager calls on plain tensors go through prepared calls (_prepared) to the librar
 autograd.Function; under torch.compile, export, dispatch modes, functorch and for tensor subclasses the operators
 attn::forward and attn::backward stand for them. Work is queued in the current stream of the tensors' device, workspace
 is the caching allocator's, and nothing waits for the device."""
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -197,7 +197,7 @@ def _(q, k, v, bias, sink, mask, alibi, cu_seqlens_q, cu_seqlens_kv, used_q, use
 
 
 @torch.library.custom_op("attn::backward", mutates_args=())
-def _backward_op(dout: Tensor, dlse: Optional[Tensor], o: Tensor, lse: Tensor, need: list[bool], q: Tensor, k: Tensor, v: Tensor,
+def _backward_op(dout: Tensor, dlse: Optional[Tensor], o: Tensor, lse: Tensor, need: Sequence[bool], q: Tensor, k: Tensor, v: Tensor,
                  bias: Optional[Tensor], sink: Optional[Tensor], mask: Optional[Tensor], alibi: Optional[Tensor],
                  cu_seqlens_q: Optional[Tensor], cu_seqlens_kv: Optional[Tensor], used_q: Optional[Tensor], used_kv: Optional[Tensor],
                  segments_q: Optional[Tensor], segments_kv: Optional[Tensor], lengths_q: Optional[Tensor],
