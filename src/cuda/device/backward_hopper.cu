@@ -93,6 +93,9 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
         pin(dq);
     }
     probabilities<!first>(p, w, s, state.late, dq);
+    if (SPREAD) { /* complete long ago: a branch, past which the assembler moves no exponential */
+        barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
+    }
     products_wait<0>();
     release(w.lane, w.shared + Q_EMPTY + 8 * q_now);
     w.buffer = w.buffer == 2 ? 0 : w.buffer + 1;

@@ -13,10 +13,19 @@ INLINE uint32_t step_address(const worker &w) {
     return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
 }
 
+/* The assembler issues additions in one burst, at which the warp then waits; steps of 128 queries gain by additions
+ * that it must leave between exponentials, and by exponentials before the wait for dK (measured: docs/hopper.md). */
+#define SPREAD (WIDTH == 64)
+
+/* x, which is not known before y is; y is not negative. */
+INLINE float after(float x, float y) {
+    return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(y) & 0x80000000u));
+}
+
 /* 16 queries of P^T, and a part of the additions of the last step's dQ, which hide behind the exponentials. */
 template <int part, bool with_dq>
 INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float factor, float (&s)[NS], float *sums,
-                               const float (&dq)[NQ]) {
+                               float (&dq)[NQ]) {
     if constexpr (part < NS / 8) {
         constexpr int pieces = NQ / 4 / (NS / 8);
         const float4 lse = load_floats(lse_at + part * 64);
@@ -27,6 +36,13 @@ INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float fac
             x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
         }
         if constexpr (with_dq) {
+            if constexpr (SPREAD) {
+                static_assert(!SPREAD || pieces == 1, "four sums wait for four exponentials");
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    dq[4 * part + n] = after(dq[4 * part + n], s[8 * part + 7 - n]);
+                }
+            }
             add_dq<part * pieces, (part + 1) * pieces>(sums, dq);
         }
         probabilities_from<part + 1, with_dq>(p, lse_at, factor, s, sums, dq);
@@ -34,7 +50,7 @@ INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float fac
 }
 /* S^T to P^T in place. late: slot of the dQ that is added meanwhile. */
 template <bool with_dq>
-INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS], int late, const float (&dq)[NQ]) {
+INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS], int late, float (&dq)[NQ]) {
     if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
         hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
