@@ -146,16 +146,17 @@ def plain(keys, causal, window_size, arguments):
     return {"options": options, **arguments}
 
 
-def attend(q, k, v, *, keys, causal, window_size, **options):
-    """(o, lse), differentiable in q, k and v through o alone, as in FlashAttention."""
+def attend(q, k, v, *, keys, causal, window_size, wants_lse, **options):
+    """(o, lse or None), differentiable in q, k and v through o alone, as in FlashAttention."""
     window = window_of(window_size, keys)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        tensor(name, t)
+        if not isinstance(t, torch.Tensor):
+            tensor(name, t)
     try:
-        o, lse = attn.attention(q, k, v, causal=bool(causal), window=window, return_lse=True, **options)
+        found = attn.attention(q, k, v, causal=bool(causal), window=window, return_lse=wants_lse, **options)
     except Error as error:
         raise error.renamed(_THEIRS) from None
-    return o, lse.detach()
+    return (found[0], found[1].detach()) if wants_lse else (found, None)
 
 
 def absorb(q, k, qv, v, softmax_scale):

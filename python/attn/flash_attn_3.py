@@ -46,6 +46,7 @@ def flash_attn_func(
     o, lse = attend(
         q, joined, v, keys=_flash.keys_of(k), causal=causal, window_size=window_size, scale=softmax_scale,
         softcap=_flash.number("softcap", softcap), splits=_splits(num_splits), deterministic=deterministic,
+        wants_lse=bool(return_attn_probs),
     )  # fmt: skip
     return _returned(o, lse, k, return_attn_probs)
 
@@ -85,7 +86,7 @@ def flash_attn_varlen_func(
         q, joined, v, keys=keys, causal=causal, window_size=window_size, layout="thd", cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_kv=cu_seqlens_k, max_seqlen_q=_flash.most(max_seqlen_q, "max_seqlen_q"), max_seqlen_kv=keys,
         used_q=seqused_q, used_kv=seqused_k, scale=softmax_scale, softcap=_flash.number("softcap", softcap), splits=_splits(num_splits),
-        deterministic=deterministic,
+        deterministic=deterministic, wants_lse=bool(return_attn_probs),
     )  # fmt: skip
     return _returned(o, lse, k, return_attn_probs)
 

@@ -66,7 +66,7 @@ def flash_attn_func(
     _refuse_probs(return_attn_probs, dropout_p, "return_attn_probs")
     o, lse = attend(
         q, k, v, keys=_flash.keys_of(k), causal=causal, window_size=window_size, deterministic=deterministic,
-        **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
+        wants_lse=bool(return_attn_probs), **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
     return _returned(o, lse, return_attn_probs)
 
@@ -106,7 +106,7 @@ def flash_attn_varlen_func(
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     o, lse = attend(
         q, k, v, keys=packing["max_seqlen_kv"], causal=causal, window_size=window_size, deterministic=deterministic,
-        **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
+        wants_lse=bool(return_attn_probs), **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
     return _returned(o, lse, return_attn_probs)
 
