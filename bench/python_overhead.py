@@ -5,8 +5,8 @@
     bench/python_overhead.py [--device cpu|cuda] [--repeats 15] [--csv FILE]
 
 A problem too small to take time of its own: [1, 16, 2, 64], bf16 on a GPU and f32 on the CPU. Rows: a forward without
-gradients, a forward that records them, forward and backward together; on a GPU also replays of a CUDA graph of 20
-forwards, for one call of them. Each contender in turn calls 200 times (on a GPU without waiting, since that many fit in
+gradients, a forward that records them, forward and backward together, the first and the last also through the drop-in
+flash_attn_func; on a GPU also replays of a CUDA graph of 20 forwards, for one call of them. Each contender in turn calls 200 times (on a GPU without waiting, since that many fit in
 its queue); the least of all batches counts for the host's cost, the median is beside it. The targets are issued against
 the least: 5 us more than SDPA without gradients, 10 us more with. Also: what importing attn adds to importing torch."""
 import argparse
@@ -23,6 +23,7 @@ sys.path.insert(0, os.path.join(ROOT, "python"))
 import torch  # noqa: E402
 
 import attn  # noqa: E402
+from attn.flash_attn import flash_attn_func  # noqa: E402
 
 CALLS, GRAPH = 200, 20
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -35,16 +36,16 @@ def tensors(device, gradients, heads_first):
     return [t.requires_grad_(gradients) for t in made[:3]], made[3]
 
 
-def contender(ours, device, what):
-    inputs, dout = tensors(device, what != "forward", not ours)
-    call = (lambda: attn.attention(*inputs)) if ours else (lambda: sdpa(*inputs))
+def contender(function, device, what):
+    inputs, dout = tensors(device, what != "forward", function is sdpa)
+    call = lambda: function(*inputs)
     if what == "forward and backward":
         return lambda: torch.autograd.grad(call(), inputs, dout)
     return call
 
 
-def graph(ours):
-    call = contender(ours, "cuda", "forward")
+def graph(function):
+    call = contender(function, "cuda", "forward")
     side = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(side):
         call()
@@ -93,15 +94,18 @@ def main():
     parser.add_argument("--csv")
     given = parser.parse_args()
     rows = []
-    for what, limit in (("forward", 5), ("forward, recording", 10), ("forward and backward", 10)):
+    for ours, what, limit in ((attn.attention, "forward", 5), (attn.attention, "forward, recording", 10),
+                              (attn.attention, "forward and backward", 10), (flash_attn_func, "forward", 5),
+                              (flash_attn_func, "forward and backward", 10)):  # fmt: skip
         with torch.set_grad_enabled(what != "forward"):
-            rows.append((what, limit, measure(given.device, [contender(ours, given.device, what) for ours in (False, True)], given.repeats)))
+            pair = [contender(function, given.device, what) for function in (sdpa, ours)]
+            rows.append((("drop-in, " if ours is flash_attn_func else "") + what, limit, measure(given.device, pair, given.repeats)))
     if given.device == "cuda":
-        found = measure("cuda", [graph(False), graph(True)], given.repeats, calls=10, whole=True)
+        found = measure("cuda", [graph(sdpa), graph(attn.attention)], given.repeats, calls=10, whole=True)
         rows.append(("graph replay, a call", 0, [tuple(x / GRAPH for x in pair) for pair in found]))
-    print(f"{'':24}{'sdpa us':>10}{'median':>8}{'attn us':>10}{'median':>8}{'more':>8}{'target':>8}")
+    print(f"{'':30}{'sdpa us':>10}{'median':>8}{'attn us':>10}{'median':>8}{'more':>8}{'target':>8}")
     for what, limit, (theirs, ours) in rows:
-        print(f"{what:24}{theirs[0]:10.2f}{theirs[1]:8.2f}{ours[0]:10.2f}{ours[1]:8.2f}{ours[0] - theirs[0]:8.2f}{limit:8}")
+        print(f"{what:30}{theirs[0]:10.2f}{theirs[1]:8.2f}{ours[0]:10.2f}{ours[1]:8.2f}{ours[0] - theirs[0]:8.2f}{limit:8}")
     print(f"import attn after torch: {imports():.0f} ms (target 50)")
     if given.csv:
         with open(given.csv, "w", newline="") as file:
