@@ -111,12 +111,6 @@ static bool has_scale(const attn_problem *problem, const attn__gpu *gpu, char *v
     return !(problem->scale > 0);
 }
 
-static bool caps_backward(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
-    (void)gpu;
-    snprintf(value, size, "%g", (double)problem->softcap);
-    return problem->softcap > 0 && problem->pass == ATTN_BACKWARD;
-}
-
 static bool other_gradient(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)gpu;
     snprintf(value, size, "%s", attn_dtype_name(problem->dout.dtype));
@@ -194,7 +188,6 @@ const attn__rule attn__rules[] = {
     {"hopper", "v.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_v},
     {"hopper", "o.stride", BOXES " forward", "bulk copies take boxes of rows", no_boxes_o},
     {"hopper", "flags", "without ATTN_DETERMINISTIC", "dq is added up in no fixed order", deterministic},
-    {"hopper", "softcap", "0 backward", "scores stay in registers as products leave them", caps_backward},
     {"hopper", "dout.dtype", "q's", "warp-group products take 16-bit factors", other_gradient},
     {"hopper", "dout.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_dout},
     {"hopper", "tokens_q", "above 0 backward, as tokens_kv", "no box of no rows", no_tokens_backward},

@@ -45,7 +45,8 @@ INLINE bool next_tile(worker &w, float (&s)[NS]) {
 
 /* From P^T in s, with nothing under way, to dS^T in shared memory and dV under way. */
 template <bool first>
-INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], uint32_t (&ds16)[NS / 2], tile_state &state) {
+INLINE void front(const attn__params &p, worker &w, float (&s)[NS], float (&dv)[NO], uint32_t (&ds16)[NS / 2],
+                  tile_state &state) {
     float dp[NS];
     uint32_t p16[NS / 2];
     barrier_wait(w.shared + DO_FULL + 8 * w.do_ring.stage, (int)w.do_ring.parity);
@@ -55,7 +56,7 @@ INLINE void front(worker &w, float (&s)[NS], float (&dv)[NO], uint32_t (&ds16)[N
     if (!first) { /* the other group's last dS^T is stored; so it has finished with the buffer written now */
         wait_for_ds(w);
     }
-    gradients(w, s, dp, p16, ds16);
+    gradients(p, w, s, dp, p16, ds16);
     issue_dv(w, dv, p16);
     fence_async();
     named_arrive(4 + 2 * w.group + (int)w.parity, 256);
@@ -148,14 +149,14 @@ INLINE void compute_all(const attn__params &p, int warp) {
             float none[NQ];
             probabilities<false>(p, w, s, 0, none);
         }
-        front<true>(w, s, dv, ds16, state);
+        front<true>(p, w, s, dv, ds16, state);
         if (step_last(step_address(w))) {
             finish<true>(p, w, dk, ds16, state);
         } else {
             back<true>(p, w, s, dk, ds16, state);
 #pragma unroll 1
             for (;;) {
-                front<false>(w, s, dv, ds16, state);
+                front<false>(p, w, s, dv, ds16, state);
                 if (step_last(step_address(w))) {
                     break;
                 }

@@ -98,7 +98,8 @@ INLINE void issue_scores(const attn__params &p, const scorer &w, float (&s)[NS],
 }
 
 /* From P^T in s to dS^T in shared memory, and dQ of the step before. True: it was the tile's last step. */
-template <bool first> INLINE bool differentiate(scorer &w, const float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
+template <bool first>
+INLINE bool differentiate(const attn__params &p, scorer &w, float (&s)[NS], float (&dq)[NQ], step_slots &slots) {
     const ring_place late = late_of(w), lower = w.dout;
     float dp[NS];
     ring_next<DO_STAGES>(w.dout);
@@ -125,7 +126,7 @@ template <bool first> INLINE bool differentiate(scorer &w, const float (&s)[NS],
     const lane_stats delta = stats_of(w, 1);
     products_wait<first ? 0 : 1>();
     pin(dp);
-    gradients(w, delta, s, dp);
+    gradients(p, w, delta, s, dp);
     if (w.warp == 0 && w.lane == 0) {
         *(int *)(shared_memory() + AT_LAST + 4 * (DO_STAGES + w.ds.stage)) = last;
     }
@@ -190,10 +191,10 @@ INLINE void make_scores(const attn__params &p, int warp, int rank) {
         advance<false>(p, w, s, dq, 0);
         barrier_wait(w.shared + V_FULL, (int)w.tile_parity);
         w.tile_parity ^= 1;
-        if (!differentiate<true>(w, s, dq, slots)) {
+        if (!differentiate<true>(p, w, s, dq, slots)) {
             advance<false>(p, w, s, dq, 0);
 #pragma unroll 1
-            while (!differentiate<false>(w, s, dq, slots)) {
+            while (!differentiate<false>(p, w, s, dq, slots)) {
                 advance<true>(p, w, s, dq, slots.late);
             }
             add_all(p, w, slots.late, dq);

@@ -26,6 +26,17 @@ INLINE float log2_fast(float x) {
     return y;
 }
 
+INLINE float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* tanh(x), within about 2e-7, where a soft cap bends scores; x = s * exponent / (2 log2(e)). */
+INLINE float bend(float s, float exponent) {
+    return fmaf(-2.0f, reciprocal_fast(1.0f + exp2_fast(s * exponent)), 1.0f);
+}
+
 /* Natural lse of a row from reference, what turns that into natural units, and sum; -inf is kept for rows that saw
  * nothing (sum 0). */
 INLINE float natural_lse(float reference, float natural, float sum) {

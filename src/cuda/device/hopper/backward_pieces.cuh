@@ -3,6 +3,7 @@
  * dQ to its sums in memory. */
 #pragma once
 #include "hopper/backward_records.cuh"
+#include "softmax.cuh"
 
 INLINE int step_word(uint32_t step, int word) {
     return (int)load_word(step + word * 4);
@@ -55,6 +56,29 @@ template <int count> INLINE void hide(uint32_t step, int row, int first, float (
         if (!columns_show(n & 2 ? lower : upper, n / 4 * 8 + (n & 1), globals)) {
             s[n] = -INFINITY_F;
         }
+    }
+}
+
+/* --- Scores that are more than a scaled product (SCORE_PLAIN off) and lse in natural units. They stay scores, before a
+ * cap its tanh, until dP has come: dS needs the slope by then, which so costs no registers. --- */
+
+INLINE float score_of_product(const attn__params &p, float product) {
+    return HAS_SOFTCAP ? bend(product, 2.0f * LOG2E * p.scale * reciprocal_fast(p.softcap)) : product * p.scale;
+}
+/* score: of a pair, becomes its probability. Returns what the cap makes of a gradient; 0 for a hidden pair. */
+INLINE float probability_of_score(const attn__params &p, float &score, float lse) {
+    const float slope = HAS_SOFTCAP ? fmaxf(fmaf(-score, score, 1.0f), 0.0f) : 1.0f;
+    score = exp2_fast((HAS_SOFTCAP ? fmaf(score, p.softcap, -lse) : score - lse) * LOG2E);
+    return slope;
+}
+
+/* dS of a pair, whose score becomes its probability if it is not yet. */
+INLINE float gradient_of(const attn__params &p, float &score, float dp, float lse, float delta) {
+    if constexpr (SCORE_PLAIN) {
+        return score * (dp - delta);
+    } else {
+        const float slope = probability_of_score(p, score, lse);
+        return score * (dp - delta) * slope;
     }
 }
 

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From S^T and dP^T to P^T and dS^T in the registers of a computing warp group:
- *     P = 2^(score - lse),  dS = P (dP - delta)
+ *     P = 2^(score - lse),  dS = P (dP - delta), times the slope of a soft cap
  * A thread has keys row and row + 8 of its tile by columns 8 j + 2 t, + 1 of the step's queries (t = lane % 4). Hidden
  * pairs get the score -inf; rows that see nothing or do not exist have lse +inf. What NaN and inf in hidden rows do is
  * seen in the results and mended there (backward_store.cuh). */
 #pragma once
 #include "hopper/backward_pieces.cuh"
 #include "hopper/backward_products.cuh"
-#include "softmax.cuh"
 
 INLINE uint32_t step_address(const worker &w) {
     return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
@@ -15,7 +14,7 @@ INLINE uint32_t step_address(const worker &w) {
 
 /* The assembler issues additions in one burst, at which the warp then waits; steps of 128 queries gain by additions
  * that it must leave between exponentials, and by exponentials before the wait for dK (measured: docs/hopper.md). */
-#define SPREAD (WIDTH == 64)
+#define SPREAD (WIDTH == 64 && SCORE_PLAIN) /* scores, which may be negative, are no such exponentials */
 
 /* x, which is not known before y is; y is not negative. */
 INLINE float after(float x, float y) {
@@ -33,7 +32,11 @@ INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float fac
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float &x = s[8 * part + n];
-            x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
+            if constexpr (SCORE_PLAIN) {
+                x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
+            } else {
+                x = score_of_product(p, x);
+            }
         }
         if constexpr (with_dq) {
             if constexpr (SPREAD) {
@@ -48,33 +51,41 @@ INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float fac
         probabilities_from<part + 1, with_dq>(p, lse_at, factor, s, sums, dq);
     }
 }
-/* S^T to P^T in place. late: slot of the dQ that is added meanwhile. */
+/* S^T to P^T in place, or to scores (backward_pieces.cuh). late: slot of the dQ that is added meanwhile. */
 template <bool with_dq>
 INLINE void probabilities(const attn__params &p, const worker &w, float (&s)[NS], int late, float (&dq)[NQ]) {
-    if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
-        hide(step_address(w), w.row, (w.lane & 3) * 2, s);
+    if constexpr (SCORE_PLAIN) {
+        if (step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) {
+            hide(step_address(w), w.row, (w.lane & 3) * 2, s);
+        }
     }
     float *sums = with_dq ? dq_place(p, w, late) : 0;
     probabilities_from<0, with_dq>(p, w.shared + AT_LSE + w.q_ring.stage * STATS + (w.lane & 3) * 16, p.scale * LOG2E,
                                    s, sums, dq);
+    if (!SCORE_PLAIN && step_word(step_address(w), STEP_FLAGS) & STEP_MASKED) { /* what is hidden is not bent */
+        hide(step_address(w), w.row, (w.lane & 3) * 2, s);
+    }
     pin(s);
 }
 
 /* dS^T to shared memory for both groups and, like P^T, to 16 bits for the products of this one. Both are rounded piece
  * by piece: only then does the assembler reuse their registers in place. */
-INLINE void gradients(const worker &w, const float (&s)[NS], const float (&dp)[NS], uint32_t (&p16)[NS / 2],
-                      uint32_t (&ds16)[NS / 2]) {
+INLINE void gradients(const attn__params &p, const worker &w, float (&s)[NS], const float (&dp)[NS],
+                      uint32_t (&p16)[NS / 2], uint32_t (&ds16)[NS / 2]) {
+    const uint32_t lse_at = w.shared + AT_LSE + w.q_ring.stage * STATS + (w.lane & 3) * 16;
     const uint32_t delta_at = w.shared + AT_DELTA + w.do_ring.stage * STATS + (w.lane & 3) * 16;
     const uint32_t store = w.ds_store + w.buffer * DS_TILE;
 #pragma unroll
     for (int j = 0; j < NS / 8; j++) {
         const float4 delta = load_floats(delta_at + j * 64);
         const float of[4] = {delta.x, delta.y, delta.z, delta.w};
+        const float4 lse = SCORE_PLAIN ? delta : load_floats(lse_at + j * 64);
+        const float lses[4] = {lse.x, lse.y, lse.z, lse.w};
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            const int at = 8 * j + 2 * n;
-            ds16[4 * j + n] =
-                narrow_pair<DTYPE>(s[at] * (dp[at] - of[n / 2 * 2]), s[at + 1] * (dp[at + 1] - of[n / 2 * 2 + 1]));
+            const int at = 8 * j + 2 * n, query = n / 2 * 2;
+            ds16[4 * j + n] = narrow_pair<DTYPE>(gradient_of(p, s[at], dp[at], lses[query], of[query]),
+                                                 gradient_of(p, s[at + 1], dp[at + 1], lses[query + 1], of[query + 1]));
         }
 #pragma unroll
         for (int n = 4 * j; n < 4 * j + 4; n++) {

@@ -34,12 +34,6 @@ typedef struct forward_place {
     int row; /* of the tile: the thread's first */
 } forward_place;
 
-/* tanh(x), within about 2e-7, where a soft cap bends scores; x = s * scale / softcap. */
-INLINE float bend(float s, float exponent) {
-    float e = exp2_fast(s * exponent), r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
-    return fmaf(-2.0f, r, 1.0f);
-}
 INLINE void bend_scores(const attn__params &p, forward_rows &w) {
     if (HAS_SOFTCAP) {
         const float exponent = 2.0f * LOG2E * p.scale / p.softcap;

@@ -4,7 +4,6 @@
 #pragma once
 #include "hopper/backward_pieces.cuh"
 #include "hopper/wide_products.cuh"
-#include "softmax.cuh"
 
 /* A thread of the group that makes scores: its place, its operands, and where it stands in the rings. */
 typedef struct scorer {
@@ -53,8 +52,15 @@ INLINE lane_stats stats_of(const scorer &w, int which) {
     return stats;
 }
 
-/* S^T to P^T in place and, rounded, to shared memory, whose last readers are done. */
+/* S^T to P^T in place, or to scores (backward_pieces.cuh); P^T, rounded, to shared memory, whose last readers are done.
+ */
 INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, const lane_stats &lse, float (&s)[NS]) {
+    if constexpr (!SCORE_PLAIN) { /* first: what is hidden is not bent */
+#pragma unroll
+        for (int n = 0; n < NS; n++) {
+            s[n] = score_of_product(p, s[n]);
+        }
+    }
     if (masked) {
         hide(step_address(w), w.row, (w.lane & 3) * 2, s);
     }
@@ -66,7 +72,9 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float &x = s[8 * part + n];
-            x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
+            if constexpr (SCORE_PLAIN) {
+                x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
+            }
         }
     }
 #pragma unroll
@@ -74,7 +82,13 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
         uint32_t p16[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            p16[n] = narrow_pair<DTYPE>(s[8 * part + 2 * n], s[8 * part + 2 * n + 1]);
+            float low = s[8 * part + 2 * n], high = s[8 * part + 2 * n + 1];
+            if constexpr (!SCORE_PLAIN) { /* made once more when dP has come */
+                const float4 &of = lse.part[part];
+                probability_of_score(p, low, n < 2 ? of.x : of.z);
+                probability_of_score(p, high, n < 2 ? of.y : of.w);
+            }
+            p16[n] = narrow_pair<DTYPE>(low, high);
         }
         store_matrices(to ^ (part * 32), p16[0], p16[1], p16[2], p16[3]);
     }
@@ -84,17 +98,20 @@ INLINE void probabilities(const attn__params &p, const scorer &w, bool masked, c
 }
 
 /* dS^T, rounded, to a stage of DS. */
-INLINE void gradients(const scorer &w, const lane_stats &delta, const float (&s)[NS], const float (&dp)[NS]) {
+INLINE void gradients(const attn__params &p, const scorer &w, const lane_stats &delta, float (&s)[NS],
+                      const float (&dp)[NS]) {
+    const lane_stats lse = SCORE_PLAIN ? delta : stats_of(w, 0);
     const uint32_t to = here(w.shared + AT_DS + w.ds.stage * PANEL + w.store);
 #pragma unroll
     for (int part = 0; part < NS / 8; part++) {
         const float of[4] = {delta.part[part].x, delta.part[part].y, delta.part[part].z, delta.part[part].w};
+        const float lses[4] = {lse.part[part].x, lse.part[part].y, lse.part[part].z, lse.part[part].w};
         uint32_t ds16[4];
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            const int at = 8 * part + 2 * n;
-            ds16[n] =
-                narrow_pair<DTYPE>(s[at] * (dp[at] - of[n / 2 * 2]), s[at + 1] * (dp[at + 1] - of[n / 2 * 2 + 1]));
+            const int at = 8 * part + 2 * n, query = n / 2 * 2;
+            ds16[n] = narrow_pair<DTYPE>(gradient_of(p, s[at], dp[at], lses[query], of[query]),
+                                         gradient_of(p, s[at + 1], dp[at + 1], lses[query + 1], of[query + 1]));
         }
         store_matrices(to ^ (part * 32), ds16[0], ds16[1], ds16[2], ds16[3]);
     }
