@@ -18,22 +18,28 @@ enum { ROLE_FORWARD = 0 };
 /* Barriers, posted tiles and blocks behind the operands (forward_shared), rounded up. */
 #define SHARED_TAIL   640
 #define LONG_ROWS     6144                /* from here on wide blocks of keys pay at d 64 */
+#define NARROW_WINDOW 2048                /* below it narrow blocks of keys pay at d 128 */
 #define ALARM_BITS    0x5d800000          /* 2^60 */
+#define ALARM_BITS_16 0x47000000          /* 2^15: no weight passes f16's largest */
 #define KEYS_A_TILE   256                 /* from here on splits pay */
 #define COUNTER_SIZE  16                  /* a mark and a counter: forward_deal.cuh */
 #define SECTION_BYTES ((int64_t)32 << 20) /* keys and values of heads whose tiles run together */
+#define SHORT_LINE    8                   /* blocks of rows: up to here sections are of SECTION_TILES */
+#define SECTION_TILES 32
+
+enum { ALWAYS, LONG, NARROW }; /* LONG: rows of LONG_ROWS without a band alone */
 
 typedef struct variant {
     int dim_qk, dim_v; /* at most */
-    bool longer;       /* for LONG_ROWS without a band alone */
+    int when;
     int groups, tile_kv, stages_q, stages_k, stages_v, held;
-    bool blind; /* bf16: blocks without masked keys look for no maximum */
+    bool blind; /* blocks without masked keys look for no maximum */
 } variant;
 
 static const variant variants[] = {
-    {64, 64, true, 3, 128, 2, 3, 3, 0, true},    {64, 64, false, 4, 64, 2, 4, 4, 0, true},
-    {128, 128, false, 2, 128, 2, 2, 2, 1, true}, {192, 128, false, 2, 128, 1, 2, 2, 0, true},
-    {256, 256, false, 2, 64, 1, 3, 2, 0, false},
+    {64, 64, LONG, 3, 128, 2, 3, 3, 0, true},     {64, 64, ALWAYS, 4, 64, 2, 4, 4, 0, true},
+    {128, 128, NARROW, 3, 64, 2, 4, 4, 0, true},  {128, 128, ALWAYS, 2, 128, 2, 2, 2, 1, true},
+    {192, 128, ALWAYS, 2, 128, 1, 2, 2, 0, true}, {256, 256, ALWAYS, 2, 64, 1, 3, 2, 0, false},
 };
 
 static int64_t round_up_div(int64_t a, int64_t b) {
@@ -52,12 +58,37 @@ static int width_of(int64_t dim_v) {
 
 /* The last row takes all that the rules let through. */
 static const variant *choose_variant(const attn_problem *p) {
-    bool longer = p->band.kind == 0 && p->tokens_q >= LONG_ROWS && p->tokens_kv >= LONG_ROWS;
+    const attn_band *band = &p->band;
+    const int64_t right = band->kind & ATTN_CAUSAL ? 0 : band->right;
+    const bool fits[] = {
+        [ALWAYS] = true,
+        [LONG] = band->kind == 0 && p->tokens_q >= LONG_ROWS && p->tokens_kv >= LONG_ROWS,
+        [NARROW] = band->kind & ATTN_WINDOW && band->left >= 0 && right >= 0 && band->left < NARROW_WINDOW &&
+                   right < NARROW_WINDOW - band->left,
+    };
     const variant *v = variants;
-    while (p->dim_qk > v->dim_qk || p->dim_v > v->dim_v || (v->longer && !longer)) {
+    while (p->dim_qk > v->dim_qk || p->dim_v > v->dim_v || !fits[v->when]) {
         v++;
     }
     return v;
+}
+
+/* Heads that share a tile, since they share keys: the more, the fewer positions, and so the fewer pairs that a window
+ * hides and the fewer rows past a short sequence. A warp's 16 rows are of one head. */
+static int pack_of(const attn_problem *p, const variant *v) {
+    const int64_t shared = p->heads_kv ? p->heads_q / p->heads_kv : 1;
+    const bool pays = p->rows_q != ATTN_DENSE || p->band.kind & ATTN_WINDOW;
+    int pack = pays ? 8 : 1;
+    while (shared % pack != 0 || 64 * v->groups % (16 * pack) != 0) {
+        pack /= 2;
+    }
+    return pack;
+}
+
+/* Tiles, where `segments` are the query side's. */
+static int64_t count_tiles(const attn_problem *p, const variant *v, int64_t segments) {
+    const int pack = pack_of(p, v);
+    return attn__cuda_query_blocks(p, segments, 64 * v->groups / pack) * (p->heads_q / pack);
 }
 
 static size_t shared_of(const variant *v, const attn_problem *p) {
@@ -76,7 +107,7 @@ static bool uneven(const attn_problem *p) {
  * 128 rows over 4096 keys; this wins with 32. Few rows: `mma` packs a group's heads into its tile. */
 static bool wants_splits(const attn_plan *plan, const variant *v) {
     const attn_problem *p = &plan->problem;
-    int64_t tiles = attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) * p->heads_q;
+    int64_t tiles = count_tiles(p, v, p->segments_q);
     bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv > KEYS_A_TILE * tiles;
     return !plan->hints.implementation && (plan->hints.splits > 1 || few || p->tokens_q < 32);
 }
@@ -90,10 +121,10 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
                           "is %lld: so few rows are faster with the keys in parts, which it does not do",
                           (long long)p->tokens_q);
     }
-    if (attn__cuda_query_blocks(p, p->segments_q, 64 * v->groups) > INT32_MAX / (p->heads_q + 1)) {
+    if (attn__cuda_query_blocks(p, p->segments_q, 16) > INT32_MAX / (p->heads_q + 1)) {
         return attn__fail(error, ATTN_ERR_UNSUPPORTED, "batch", "is %lld: more than 2^31 tiles", (long long)p->batch);
     }
-    const bool dynamic = uneven(p), blind = v->blind && p->q.dtype == ATTN_BF16;
+    const bool dynamic = uneven(p);
     const int consumer = v->groups == 4 ? 112 : v->groups == 3 ? 160 : dynamic ? 232 : 240;
     const int producer = v->groups >= 3 ? 32 : dynamic ? 40 : 24;
     choice->tensor_cores = choice->warp_groups = true;
@@ -101,22 +132,24 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
     choice->tile_kv = v->tile_kv;
     choice->stages = v->stages_k;
     choice->warps = 4 * (v->groups + 1);
-    choice->group = choice->splits = 1;
+    choice->group = pack_of(p, v);
+    choice->splits = 1;
     attn__kernel *kernel = attn__kernel_start(plan, ROLE_FORWARD, "hopper/forward.cu", "fwd_hopper");
     attn__kernel_set(kernel, "GROUPS", v->groups);
+    attn__kernel_set(kernel, "PACK", choice->group);
     attn__kernel_set(kernel, "TILE_KV", v->tile_kv);
     attn__kernel_set(kernel, "STAGES_Q", v->stages_q);
     attn__kernel_set(kernel, "STAGES_K", v->stages_k);
     attn__kernel_set(kernel, "STAGES_V", v->stages_v);
     attn__kernel_set(kernel, "WIDTH_V", width_of(p->dim_v));
     attn__kernel_set(kernel, "QUERIES_HELD", v->held);
-    attn__kernel_set(kernel, "NO_MAX", blind);
-    attn__kernel_set(kernel, "ALARM", ALARM_BITS);
+    attn__kernel_set(kernel, "NO_MAX", v->blind);
+    attn__kernel_set(kernel, "ALARM", p->q.dtype == ATTN_F16 ? ALARM_BITS_16 : ALARM_BITS);
     attn__kernel_set(kernel, "DYNAMIC", dynamic);
     attn__kernel_set(kernel, "REGISTERS_PRODUCER", producer);
     attn__kernel_set(kernel, "REGISTERS_CONSUMER", consumer);
     attn__kernel_set(kernel, "SHARED", (int64_t)shared_of(v, p));
-    attn__kernel_name(kernel, "_m%dn%d_s%d", choice->tile_q, choice->tile_kv, choice->stages);
+    attn__kernel_name(kernel, "_m%dn%d_s%d_h%d", choice->tile_q, choice->tile_kv, choice->stages, (int)choice->group);
     attn__kernel_finish(kernel, plan, 128 * (v->groups + 1), shared_of(v, p));
     if (dynamic) {
         choice->extra = attn__span_take(&plan->workspace, COUNTER_SIZE);
@@ -128,22 +161,23 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
     const attn__driver *driver = &plan->context->cuda->driver;
-    const int tile_q = plan->gpu_choice.tile_q, tile_kv = plan->gpu_choice.tile_kv;
+    const int pack = plan->gpu_choice.group, tile_q = plan->gpu_choice.tile_q, tile_kv = plan->gpu_choice.tile_kv;
     const struct {
         const char *name;
         const attn_layout *layout;
         const attn__tensor_ref *ref;
         attn__map *map;
         bool queries, value;
-        int rows;
-    } tensors[] = {{"q", &p->q, &run->params.q, &maps->q, true, false, tile_q},
-                   {"k", &p->k, &run->params.k, &maps->k, false, false, tile_kv},
-                   {"v", &p->v, &run->params.v, &maps->v, false, true, tile_kv},
-                   {"o", &p->o, &run->params.o, &maps->o, true, true, 16}};
+        int rows, heads;
+    } tensors[] = {{"q", &p->q, &run->params.q, &maps->q, true, false, tile_q / pack, pack},
+                   {"k", &p->k, &run->params.k, &maps->k, false, false, tile_kv, 1},
+                   {"v", &p->v, &run->params.v, &maps->v, false, true, tile_kv, 1},
+                   {"o", &p->o, &run->params.o, &maps->o, true, true, 16, 1}};
     attn_status status = ATTN_OK;
     for (size_t n = 0; n < sizeof tensors / sizeof tensors[0] && !status; n++) {
         attn__map_shape shape =
             attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, tensors[n].rows);
+        shape.box_heads = tensors[n].heads;
         attn__tensor_ref ref = *tensors[n].ref;
         if (shape.rows == 0) { /* nothing is read but the zeros outside: any address will do */
             ref = run->params.o;
@@ -174,39 +208,55 @@ static attn__divisor divisor_of(int64_t d) {
 }
 
 /* Tiles of equal work: a head's tiles run together, its keys and values are read once. Else the longest of a section
- * come first. */
-static attn__deal deal_of(const attn_problem *p, int tile_q) {
-    attn__deal deal = {.by_group = divisor_of(p->heads_q / p->heads_kv)};
-    if (p->rows_q != ATTN_DENSE) {
-        return deal;
-    }
-    const int64_t lines = p->batch * p->heads_q, blocks = round_up_div(p->tokens_q, tile_q);
-    int64_t bytes = p->tokens_kv * (p->dim_qk + p->dim_v) * 2, width = 1;
+ * come first, and a section is what shares the second-level cache; but where lines are short its longest tiles would
+ * all wait for memory at once, so that sections are small there, and the last one, whose tiles fill the end, is two
+ * tiles a processor. */
+static attn__deal deal_of(const attn_plan *plan, int64_t segments) {
+    const attn_problem *p = &plan->problem;
+    const attn__gpu_choice *choice = &plan->gpu_choice;
+    const int64_t pack = choice->group, positions = choice->tile_q / pack, columns = p->heads_q / pack;
+    const int64_t shared = p->heads_q / p->heads_kv / pack; /* columns of the same keys */
+    const bool dense = p->rows_q == ATTN_DENSE;
+    const int64_t lines = dense ? p->batch * columns : columns, each = round_up_div(p->tokens_q, positions);
+    const int64_t blocks = dense ? each : attn__cuda_query_blocks(p, segments, positions);
+    int64_t bytes = p->tokens_kv * (p->dim_qk + p->dim_v) * 2, width = 1, last = 0;
+    attn__deal deal = {.by_group = divisor_of(shared)};
     if (uneven(p)) {
-        width = p->heads_q / p->heads_kv * (bytes > 0 && bytes < SECTION_BYTES ? SECTION_BYTES / bytes : 1);
+        width = shared * (bytes > 0 && bytes < SECTION_BYTES ? SECTION_BYTES / bytes : 1);
+        if (dense && blocks <= SHORT_LINE) {
+            const int64_t few = shared * round_up_div(SECTION_TILES, shared * blocks);
+            width = few < width ? few : width;
+            last = 2 * plan->gpu->processors / blocks;
+        }
         width = width < lines ? width : lines;
     }
+    const int64_t even = lines > last ? (lines - last) / width * width : 0;
+    if (p->rows_q == ATTN_PACKED && p->batch * each <= blocks) {
+        deal.each = (unsigned)each;
+        deal.by_each = divisor_of(each);
+    }
     deal.lines = (unsigned)lines;
+    deal.even = (unsigned)even;
     deal.width = (unsigned)width;
     deal.blocks = (unsigned)blocks;
     deal.by_section = divisor_of(width * blocks);
     deal.by_width = divisor_of(width);
-    deal.by_rest = divisor_of(lines % width);
-    deal.by_heads = divisor_of(p->heads_q);
+    deal.by_rest = divisor_of(lines - even);
+    deal.columns = (unsigned)columns;
+    deal.by_columns = divisor_of(columns);
     return deal;
 }
 
 attn_status attn__hopper_run_forward(attn__cuda_run *run) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
-    const attn__gpu_choice *choice = &plan->gpu_choice;
     attn__maps maps = {0};
-    int64_t tiles = attn__cuda_query_blocks(p, run->args->n_segments_q, choice->tile_q) * p->heads_q;
+    int64_t tiles = count_tiles(p, choose_variant(p), run->args->n_segments_q);
     if (tiles == 0 || (p->rows_q != ATTN_DENSE && p->total_q == 0)) {
         return ATTN_OK;
     }
     attn_status status = make_maps(run, &maps);
-    maps.deal = deal_of(p, choice->tile_q);
+    maps.deal = deal_of(plan, run->args->n_segments_q);
     run->params.tiles = tiles;
     run->params.first_tile = 0;
     int64_t blocks = tiles < plan->gpu->processors ? tiles : plan->gpu->processors;

@@ -17,7 +17,7 @@ attn_status attn__tensor_map_make(const attn__driver *driver, attn__map *map, co
                                                 : CU_TENSOR_MAP_BFLOAT16;
     const int64_t size = (int64_t)attn_dtype_size(shape->dtype), extents[3] = {shape->rows, shape->heads, shape->batch};
     uint64_t sizes[4] = {(uint64_t)shape->dim}, strides[3];
-    uint32_t box[4] = {(uint32_t)(BOX_BYTES / size), (uint32_t)shape->box_rows, 1, 1};
+    uint32_t box[4] = {(uint32_t)(BOX_BYTES / size), (uint32_t)shape->box_rows, (uint32_t)shape->box_heads, 1};
     for (int axis = 0; axis < 3; axis++) {
         sizes[axis + 1] = extents[axis] > 1 ? (uint64_t)extents[axis] : 1;
         /* The one place along an axis of extent 1 is at 0: its stride only has to be legal. */

@@ -31,6 +31,7 @@ attn__map_shape attn__tensor_map_shape(const attn_problem *p, const attn_layout 
         .heads = queries ? p->heads_q : p->heads_kv,
         .batch = rows == ATTN_PACKED || (rows == ATTN_SEGMENTS && layout->stride[0] == 0) ? 1 : p->batch,
         .box_rows = box_rows,
+        .box_heads = 1,
     };
     return shape;
 }

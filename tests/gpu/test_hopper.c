@@ -230,6 +230,7 @@ static int try_shape(int dim, bool half, bool causal) {
 static void test_without_maximum(void **unused) {
     static const int dims[] = {64, 128, 256};
     int failures = 0;
+    uint64_t at = 0;
     (void)unused;
     attn_problem p;
     attn_error error;
@@ -242,7 +243,7 @@ static void test_without_maximum(void **unused) {
     for (int n = 0; n < 3; n++) {
         for (int half = 0; half < 2; half++) {
             for (int causal = 0; causal < 2; causal++) {
-                failures += try_shape(dims[n], half, causal);
+                failures += machine_shard(at++) ? try_shape(dims[n], half, causal) : 0;
             }
         }
     }

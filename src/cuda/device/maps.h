@@ -16,13 +16,18 @@ typedef struct attn__divisor {
     unsigned multiplier, shift;
 } attn__divisor;
 
-/* How tiles of dense rows are dealt out by number: in sections of `width` lines (a line: a head of a sequence), in each
- * of them block by block from the last to the first, and within that line by line. */
+/* How tiles are dealt out by number: in sections of `width` lines, in each of them block by block of rows, and within
+ * that line by line; the lines from `even` on are one section. A line is a column (a head, or heads that share a tile),
+ * of a dense sequence or of all rows. */
 typedef struct attn__deal {
-    unsigned lines, width, blocks;   /* blocks of rows of a line */
+    unsigned lines, even, width;
+    unsigned blocks;                 /* of rows, of a line */
     attn__divisor by_section;        /* tiles of a section */
     attn__divisor by_width, by_rest; /* lines of a section, of the last one */
-    attn__divisor by_heads, by_group;
+    unsigned columns;                /* of a sequence */
+    attn__divisor by_columns, by_group;
+    unsigned each; /* packed rows: blocks that every sequence owns; 0: as many as its rows need */
+    attn__divisor by_each;
 } attn__deal;
 
 /* Those that a kernel does not use stay zero. */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Forward for sm_90a: o = softmax(scale Q K^T + band) V and lse, f16 or bf16, by warp-group products and bulk copies.
  *
- * One block a processor, persistent: warp group 0 produces (forward_producer.cuh), GROUPS others consume 64 rows of
- * each tile (forward_consumer.cuh). Constants beside those of the problem: GROUPS, TILE_KV, STAGES_Q, STAGES_K,
+ * One block a processor, persistent: warp group 0 places tiles and brings their operands
+ * (forward_place.cuh, forward_producer.cuh), GROUPS others consume 64 rows of
+ * each tile (forward_consumer.cuh). Constants beside those of the problem: GROUPS, PACK (heads of a
+ * tile), TILE_KV, STAGES_Q, STAGES_K,
  * STAGES_V, WIDTH_V, QUERIES_HELD (as A's registers), NO_MAX and ALARM (forward_softmax.cuh), DYNAMIC (tiles drawn from
  * a counter in params.extra), REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
  *
@@ -44,8 +46,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         registers_give<REGISTERS_PRODUCER>();
         if (threadIdx.x < 32) {
             produce(p, maps);
-        } else if (DYNAMIC && threadIdx.x < 64) {
-            if (threadIdx.x == 32) {
+        } else if (PLACER && threadIdx.x < 64) {
+            place_tiles(p, maps.deal);
+        } else if (DYNAMIC && threadIdx.x / 32 == 1 + PLACER) {
+            if ((threadIdx.x & 31) == 0) {
                 counter_open(p);
             }
             __syncwarp();

@@ -29,7 +29,7 @@ template <bool adding>
 INLINE void careful_pass(const attn__params &p, const forward_tile &tile, const forward_place &at, forward_rows &w,
                          careful_row &row) {
     const int length = side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence), head = tile.kv_head;
-    const int rows = tile.rows < TILE_Q ? tile.rows : TILE_Q, quarter = at.lane & 3;
+    const int rows = tile.rows < POSITIONS ? tile.rows : POSITIONS, quarter = at.lane & 3;
     int run, runs;
     side_range<ROWS_KV>(p.side_kv, tile.sequence, &run, &runs);
 #pragma unroll 1
@@ -71,7 +71,7 @@ INLINE void careful_half(const attn__params &p, const forward_tile &tile, const 
     row.half = half;
     row.wanted = wanted;
     row.band = band_of_row(p, tile.low + r, side_length<ROWS_KV, USED_KV>(p.side_kv, tile.sequence));
-    row.query = row_offset(p.q, tile.sequence, tile.head, tile.row + (wanted ? r : 0));
+    row.query = row_offset(p.q, tile.sequence, tile.head + at.head, tile.row + (wanted ? r : 0));
     row.reference = -INFINITY_F;
     row.sum = 0.0f;
     if (wanted) {

@@ -128,7 +128,9 @@ INLINE void start_outputs(consumer &c, forward_rows &w) {
  * block, as far as there are any, so that its reference is its own. */
 INLINE void find_clear(const attn__params &p, const forward_tile &tile, consumer &c) {
     if (!WALKED) {
-        const int64_t low = tile.low + c.at.group * 64, high = low + 63;
+        const bool own = POSITIONS % 64 == 0; /* the group's rows are 64 positions, not all */
+        const int first = PACK == 1 ? c.at.group * 64 : own ? c.at.group * 64 % POSITIONS : 0;
+        const int64_t low = tile.low + first, high = low + (own ? 63 : POSITIONS - 1);
         int64_t begin = 0, end = tile.end;
         if (BAND & CAUSAL) {
             end = smaller(end, low + !NO_MAX);
@@ -246,7 +248,7 @@ INLINE odd_rows store_tile(const attn__params &p, const attn__maps &maps, const 
     finish_rows(p, tile, c.at, reference, sum, scale);
     if (STAGED) {
         named_sync(GROUP_SYNC + c.at.group, 128); /* no product of this group reads these queries any more */
-        if (clips(tile, c.at.group * 64 + c.at.warp * 16) && (p.aligned & ATTN__ALIGNED_O)) {
+        if (clips(tile, c.at) && (p.aligned & ATTN__ALIGNED_O)) {
             stage_rows(p, maps, tile, c.at, w, scale, queries_at(stage), test);
             c.staged = stage;
             return find_odd_rows(tile, c.at, test, reference, sum);
@@ -287,6 +289,8 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
     c.at.warp = threadIdx.x >> 5 & 3;
     c.at.lane = threadIdx.x & 31;
     c.at.row = group * 64 + c.at.warp * 16 + (c.at.lane >> 2);
+    c.at.head = PACK > 1 ? c.at.row / POSITIONS : 0;
+    c.at.row -= c.at.head * POSITIONS;
     c.q.stage = c.k.stage = c.v.stage = c.read = 0;
     c.q.parity = c.k.parity = c.v.parity = 0;
     c.staged = -1;

@@ -7,7 +7,9 @@
  * draws the last number takes the mark away. A block draws as often as it has tiles, once at least, so the last number
  * is drawn after every block has looked.
  *
- * Dense rows are found in 32 bits and without divisions (attn__deal), which would cost as much as a block of keys. */
+ * A place is found in 32 bits and without divisions (attn__deal), which would cost as much as a block of keys. Packed
+ * rows: sequence s owns the block numbers from cu[s] / POSITIONS + s on (schedule.cuh); the warp looks at 32 sequences
+ * at a time. */
 #pragma once
 #include "hopper/forward_tile.cuh"
 
@@ -70,18 +72,50 @@ INLINE unsigned divide(unsigned n, const attn__divisor &d) {
     return d.multiplier ? __umulhi(n, d.multiplier) >> d.shift : n;
 }
 
-/* Tile `at` of dense rows. */
+/* The last sequence whose block numbers begin at or before n. All lanes. */
+INLINE int owner_of_block(const attn__params &p, unsigned n) {
+    int low = 0, count = p.batch;
+    while (count > 1) {
+        const int width = (count + 31) / 32, probe = (threadIdx.x & 31) * width, s = low + probe;
+        const bool before = probe < count && (unsigned)p.side_q.cu[s] / POSITIONS + (unsigned)s <= n;
+        const int found = __popc(__ballot_sync(0xffffffffu, before)) - 1;
+        low += found * width;
+        count = count - found * width < width ? count - found * width : width;
+    }
+    return low;
+}
+
+/* Block n of packed rows. */
+INLINE void deal_packed(const attn__params &p, const attn__deal &deal, unsigned n, tile_place &place) {
+    const int s = deal.each ? (int)divide(n, deal.by_each) : owner_of_block(p, n);
+    place.run = side_run<ROWS_Q, USED_Q>(p.side_q, s);
+    const int block = (int)(n - (deal.each ? (unsigned)s * deal.each : (unsigned)place.run.first / POSITIONS + s));
+    const int blocks = (place.run.slot + POSITIONS - 1) / POSITIONS;
+    place.first = (blocks - 1 - block) * POSITIONS;
+    place.exists = block < blocks;
+}
+
+/* Tile `at`. */
 INLINE tile_place deal_tile(const attn__params &p, const attn__deal &deal, unsigned at) {
-    const unsigned begin = divide(at, deal.by_section) * deal.width, rest = at - begin * deal.blocks;
-    const bool last = deal.lines - begin < deal.width;
-    const unsigned width = last ? deal.lines - begin : deal.width;
+    const unsigned section = divide(at, deal.by_section) * deal.width;
+    const bool last = section >= deal.even;
+    const unsigned begin = last ? deal.even : section, rest = at - begin * deal.blocks;
+    const unsigned width = last ? deal.lines - deal.even : deal.width;
     const unsigned block = last ? divide(rest, deal.by_rest) : divide(rest, deal.by_width);
-    const unsigned line = begin + rest - block * width, sequence = divide(line, deal.by_heads);
+    const unsigned line = begin + rest - block * width;
     tile_place place;
-    place.run = side_run<ROWS_Q, USED_Q>(p.side_q, (int)sequence);
-    place.first = (int)(deal.blocks - 1 - block) * TILE_Q;
-    place.column = (int)(line - sequence * (unsigned)p.heads_q);
     place.inner = 0;
-    place.exists = true;
+    place.column = (int)line;
+    if (ROWS_Q == SEGMENTS) {
+        place.exists = segment_block(p, block, POSITIONS, &place);
+    } else if (ROWS_Q == PACKED) {
+        deal_packed(p, deal, block, place);
+    } else {
+        const unsigned sequence = divide(line, deal.by_columns);
+        place.run = side_run<ROWS_Q, USED_Q>(p.side_q, (int)sequence);
+        place.first = (int)(deal.blocks - 1 - block) * POSITIONS;
+        place.column = (int)(line - sequence * deal.columns);
+        place.exists = true;
+    }
     return place;
 }

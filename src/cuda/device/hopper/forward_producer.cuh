@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The producer: one warp that places tiles and keeps the rings of queries, keys and values full. Keys run one block
- * ahead of values, over the ends of tiles too. All its threads go the same way; one of them signals and starts copies.
- * A tensor whose address is no multiple of 16, which only a run knows, is read element by element instead. */
+ * The producer: one warp that places tiles, or has them placed, and keeps the rings of queries, keys and values full.
+ * Keys run one block ahead of values, over the ends of tiles too. All its threads go the same way; one of them signals
+ * and starts copies. A tensor whose address is no multiple of 16, which only a run knows, is read element by element
+ * instead. */
 #pragma once
-#include "hopper/forward_deal.cuh"
+#include "hopper/forward_place.cuh"
 
 typedef struct producer {
     ring_place q, k, v;
@@ -16,10 +17,11 @@ typedef struct producer {
     key_walk walk;
 } producer;
 
-/* Boxes of one operand: all its columns, `rows` rows from `row` on, to the panels from `to` on. */
+/* Boxes of one operand: all its columns, from row `row` and head `head` on, to the panels from `to` on; `rows` rows,
+ * `span` of a head. */
 typedef struct operand_box {
     uint32_t to, full;
-    int rows, row, head, sequence, batch;
+    int rows, span, row, head, sequence, batch;
 } operand_box;
 
 INLINE void operand_load(const operand_box &box, const attn__map &map, int panels, uint64_t policy) {
@@ -37,8 +39,9 @@ INLINE void operand_read(const operand_box &box, const attn__tensor_ref &tensor,
 #pragma unroll 1
     for (int at = threadIdx.x & 31; at < panels * box.rows * 64; at += 32) {
         const int panel = at / (box.rows * 64), r = at / 64 % box.rows, c = at % 64, column = panel * 64 + c;
-        const bool there = (int64_t)box.row + r < extent && column < dim;
-        const uint16_t x = there ? data[r * tensor.stride[2] + column] : 0;
+        const int row = r % box.span, head = r / box.span;
+        const bool there = (int64_t)box.row + row < extent && column < dim;
+        const uint16_t x = there ? data[row * tensor.stride[2] + head * tensor.stride[1] + column] : 0;
         const uint32_t to = box.to + panel * box.rows * 128 + r * 128 + ((c >> 3 ^ (r & 7)) << 4) + (c & 7) * 2;
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
     }
@@ -66,50 +69,11 @@ INLINE int64_t extent_kv(const attn__params &p) {
     return ROWS_KV == DENSE ? p.side_kv.tokens : p.side_kv.total;
 }
 
-INLINE int blocks_in(const key_walk &walk) {
-    return walk.end > walk.at ? (walk.end - walk.at + TILE_KV - 1) / TILE_KV : 0;
-}
-
-/* Places the first tile from the drawn number on that exists; blocks 0 if there is none. */
-INLINE forward_tile place_forward(const attn__params &p, const attn__deal &deal, producer &w) {
-    forward_tile tile;
-    tile.blocks = 0;
-    for (; w.draw.at < p.tiles; draw_again(p, w.draw)) {
-        const tile_place place = ROWS_Q == DENSE
-                                     ? deal_tile(p, deal, (unsigned)w.draw.at)
-                                     : place_tile(p, w.draw.at, p.heads_q, p.group, 1, TILE_Q, 2 * (DIM_QK + DIM_V));
-        if (!place.exists) {
-            continue;
-        }
-        const rows_run &run = place.run;
-        tile.head = place.column;
-        tile.kv_head = (int)divide((unsigned)place.column, deal.by_group);
-        tile.sequence = run.sequence;
-        tile.row = (int)(run.first + place.first);
-        tile.rows = run.rows - place.first;
-        tile.slot = run.slot - place.first;
-        tile.low = run.position + place.first + row_shift(p, run.sequence);
-        w.view = view_keys(p, run.sequence, tile.low, tile.rows < TILE_Q ? tile.rows : TILE_Q, 0, 1);
-        w.walk.at = w.walk.end = w.walk.stretch = w.walk.whole = w.walk.far = 0;
-        w.walk.shift = 0;
-        int blocks = 0;
-        for (int n = 0; n < w.view.runs * STRETCHES_A_RUN; n++) {
-            walk_enter(p, w.view, w.walk);
-            blocks += blocks_in(w.walk);
-        }
-        tile.position = w.walk.at;
-        tile.end = blocks ? w.walk.end : w.walk.at;
-        tile.blocks = blocks ? blocks : 1; /* of no key: a row of zeros takes its place */
-        break;
-    }
-    return tile;
-}
-
 template <bool bulk> INLINE void bring_values(const attn__params &p, const attn__maps &maps, producer &w) {
     forward_shared &shared = SHARED_TAIL;
     if (w.value_due) {
         const operand_box box = {
-            values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, w.value_row, w.value_head,
+            values_at(w.v.stage), barrier_at(shared.v_full, w.v.stage), TILE_KV, TILE_KV, w.value_row, w.value_head,
             w.value_sequence,     batch_of(p.v, w.value_sequence)};
         barrier_wait_warp(barrier_at(shared.v_empty, w.v.stage), w.v.parity);
         operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_V, maps.v, p.v, PANELS_V, DIM_V, extent_kv(p), KEEP_FIRST);
@@ -122,8 +86,9 @@ template <bool bulk> INLINE void bring_values(const attn__params &p, const attn_
 template <bool bulk>
 INLINE void bring_block(const attn__params &p, const attn__maps &maps, producer &w, const forward_tile &tile, int row) {
     forward_shared &shared = SHARED_TAIL;
-    const operand_box box = {keys_at(w.k.stage), barrier_at(shared.k_full, w.k.stage), TILE_KV, row, tile.kv_head,
-                             tile.sequence,      batch_of(p.k, tile.sequence)};
+    const operand_box box = {
+        keys_at(w.k.stage), barrier_at(shared.k_full, w.k.stage), TILE_KV, TILE_KV, row, tile.kv_head,
+        tile.sequence,      batch_of(p.k, tile.sequence)};
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_K, maps.k, p.k, PANELS_QK, DIM_QK, extent_kv(p), KEEP_FIRST);
     ring_next<STAGES_K>(w.k);
     bring_values<bulk>(p, maps, w);
@@ -144,14 +109,13 @@ INLINE key_block block_back(const attn__params &p, producer &w, int &left) {
     return walk_block(w.walk, left > 0 ? left : 0);
 }
 
-/* Places the next tile and leaves it to all, who read it after they have waited for the last keys of the tile before.
- * Its place is free: queries are brought for two tiles at most, so nobody is as far behind. */
-INLINE void post_tile(const attn__params &p, const attn__deal &deal, producer &w) {
-    const forward_tile tile = place_forward(p, deal, w);
-    if ((threadIdx.x & 31) == 0) {
-        SHARED_TAIL.tiles[w.posted % TILES_POSTED] = tile;
+/* Waits for the placer, or places and posts the tile of the number that was drawn. */
+INLINE void next_posted(const attn__params &p, const attn__deal &deal, producer &w) {
+    if (PLACER) {
+        named_sync(TILE_POSTED, 64);
+    } else {
+        post_tile(place_forward(p, deal, w.draw, w.view, w.walk), w.posted);
     }
-    __syncwarp();
     w.posted++;
 }
 
@@ -162,12 +126,16 @@ template <bool bulk> INLINE void bring_tile(const attn__params &p, const attn__m
     if (STAGES_Q == 1) {
         bring_values<bulk>(p, maps, w);
     }
-    const operand_box box = {queries_at(w.q.stage), barrier_at(shared.q_full, w.q.stage), TILE_Q, tile.row, tile.head,
-                             tile.sequence,         batch_of(p.q, tile.sequence)};
+    const operand_box box = {
+        queries_at(w.q.stage), barrier_at(shared.q_full, w.q.stage), TILE_Q, POSITIONS, tile.row, tile.head,
+        tile.sequence,         batch_of(p.q, tile.sequence)};
     barrier_wait_warp(barrier_at(shared.q_empty, w.q.stage), w.q.parity);
     operand_bring<bulk>(box, p.aligned & ATTN__ALIGNED_Q, maps.q, p.q, PANELS_QK, DIM_QK, extent_q(p), DROP_FIRST);
     ring_next<STAGES_Q>(w.q);
-    const int first = ROWS_KV == PACKED ? p.side_kv.cu[tile.sequence] : 0;
+    if (PLACER && WALKED) {
+        walk_through(p, tile, w.view, w.walk);
+    }
+    const int first = ROWS_KV == PACKED ? tile.first_key : 0;
     int left = WALKED ? blocks_in(w.walk) : 0;
     int row = tile.end > tile.position ? first + tile.position + (tile.blocks - 1) * TILE_KV : NOWHERE;
 #pragma unroll 1
@@ -178,11 +146,17 @@ template <bool bulk> INLINE void bring_tile(const attn__params &p, const attn__m
             row = block.count > 0 ? (int)(first + block.row) : NOWHERE;
         }
         if (n == (tile.blocks > 2 ? 2 : tile.blocks - 1)) { /* late, or the last tiles end unevenly */
-            draw_start(p, w.draw);
+            if (PLACER) {
+                named_arrive(TILE_WANTED, 64);
+            } else {
+                draw_start(p, w.draw);
+            }
         }
         if (n == 0) {
-            draw_finish(p, w.draw);
-            post_tile(p, maps.deal, w);
+            if (!PLACER) {
+                draw_finish(p, w.draw);
+            }
+            next_posted(p, maps.deal, w);
         }
         barrier_wait_warp(barrier_at(shared.k_empty, w.k.stage), w.k.parity);
         if (WALKED && (threadIdx.x & 31) == 0) {
@@ -203,7 +177,7 @@ template <bool bulk> INLINE void produce_all(const attn__params &p, const attn__
     w.draw.at = blockIdx.x;
     w.draw.open = false;
     w.posted = 0;
-    post_tile(p, maps.deal, w);
+    next_posted(p, maps.deal, w);
     if (shared.tiles[0].blocks == 0 &&
         (threadIdx.x & 31) == 0) { /* nothing at all: consumers wait for queries before they read the first tile */
         barrier_arrive(barrier_at(shared.q_full, 0));

@@ -31,7 +31,8 @@ typedef struct forward_rows {
 /* A thread's place. */
 typedef struct forward_place {
     int group, warp, lane;
-    int row; /* of the tile: the thread's first */
+    int row;  /* the thread's first, as a position of the tile */
+    int head; /* and its head, from the tile's on */
 } forward_place;
 
 INLINE void bend_scores(const attn__params &p, forward_rows &w) {

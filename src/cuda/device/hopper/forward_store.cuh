@@ -5,9 +5,14 @@
 #pragma once
 #include "hopper/forward_softmax.cuh"
 
+/* A warp's first row. */
+INLINE int first_row(const forward_place &at) {
+    return at.row - (at.lane >> 2);
+}
+
 /* Rows that are written: the tensor's end is clipped by the map where it is that of the slot. */
-INLINE bool clips(const forward_tile &tile, int row) {
-    return ROWS_Q == DENSE || row + 16 <= tile.slot;
+INLINE bool clips(const forward_tile &tile, const forward_place &at) {
+    return ROWS_Q == DENSE || first_row(at) + 16 <= tile.slot;
 }
 
 /* Sums of whole rows, the sink taken in; each row's lse is written. scale: what outputs are multiplied by. */
@@ -18,7 +23,7 @@ INLINE void finish_rows(const attn__params &p, const forward_tile &tile, const f
         const int row = at.row + 8 * half;
         float sum = quad_sum(part[half]), now = reference[half], shrink = 1.0f;
         if (HAS_SINK) {
-            const float sink = ((const float *)p.sink.data)[tile.head * p.sink.stride[1]] * LOG2E;
+            const float sink = ((const float *)p.sink.data)[(tile.head + at.head) * p.sink.stride[1]] * LOG2E;
             if (sink != -INFINITY_F) {
                 now = fmaxf(now, sink);
                 shrink = exp2_fast(reference[half] - now);
@@ -30,7 +35,7 @@ INLINE void finish_rows(const attn__params &p, const forward_tile &tile, const f
             sum = 0.0f;
         }
         if ((at.lane & 3) == 0 && row < tile.slot && p.lse.data) {
-            float *lse = (float *)p.lse.data + row_offset(p.lse, tile.sequence, tile.head, tile.row + row);
+            float *lse = (float *)p.lse.data + row_offset(p.lse, tile.sequence, tile.head + at.head, tile.row + row);
             *lse = natural_lse(now, LN2, sum);
         }
     }
@@ -73,7 +78,7 @@ INLINE void store_rows(const attn__params &p, const forward_tile &tile, const fo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = at.row + 8 * half;
-        const int64_t offset = row_offset(p.o, tile.sequence, tile.head, tile.row + row);
+        const int64_t offset = row_offset(p.o, tile.sequence, tile.head + at.head, tile.row + row);
         uint16_t *o = (uint16_t *)p.o.data + offset;
 #pragma unroll
         for (int n = 0; n < SUMS; n += 16) {
@@ -109,6 +114,7 @@ INLINE void stage_rows(const attn__params &p, const attn__maps &maps, const forw
                        const forward_rows &w, const float (&scale)[2], uint32_t buffer, output_test &test) {
     const bool counts[2] = {at.row < tile.rows, at.row + 8 < tile.rows};
     const int first = at.group * 64 + at.warp * 16, r = first + (at.lane & 15);
+    const int row = PACK == 1 ? first : first_row(at);
 #pragma unroll
     for (int n = 0; n < SUMS / 8; n++) {
         const uint32_t piece = (n % 4) * 2 + (at.lane >> 4);
@@ -127,7 +133,7 @@ INLINE void stage_rows(const attn__params &p, const attn__maps &maps, const forw
     if (at.lane == 0) {
 #pragma unroll
         for (int panel = 0; panel < PANELS_V; panel++) {
-            box_store(maps.o, buffer + panel * PANEL_Q + first * 128, 64 * panel, tile.row + first, tile.head,
+            box_store(maps.o, buffer + panel * PANEL_Q + first * 128, 64 * panel, tile.row + row, tile.head + at.head,
                       batch_of(p.o, tile.sequence));
         }
         stores_commit();

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What producer and consumers of the forward kernel share: shared memory, its barriers, and the tiles, which the
- * producer places and posts.
+ * What producer and consumers of the forward kernel share: shared memory, its barriers, and the tiles, which
+ * are placed and posted ahead (forward_place.cuh).
  *
- * A tile is TILE_Q rows of one head and the blocks of TILE_KV keys that some row of it may see, taken from the last to
- * the first: under a causal mask the diagonal comes first, so that a row's reference is settled early. Where they are
- * one stretch (WALKED is 0) block n follows from n; else the producer posts each block beside its keys.
+ * A tile is POSITIONS rows of each of PACK heads that share their keys (row r of it is position r % POSITIONS of head
+ * r / POSITIONS, and a warp's 16 rows are of one head), and the blocks of TILE_KV keys that some row of it may see,
+ * taken from the last to the first: under a causal mask the diagonal comes first, so that a row's reference is settled
+ * early. Where they are one stretch (WALKED is 0) block n follows from n; else the producer posts each block beside its
+ * keys.
  *
  * Shared memory: queries | keys | values | barriers | blocks | tiles. Each operand is in panels of 64 columns (128
  * bytes a row). */
@@ -16,6 +18,7 @@
 #include "hopper/wgmma.cuh"
 
 #define TILE_Q    (64 * GROUPS)
+#define POSITIONS (TILE_Q / PACK)
 #define THREADS   (128 * (GROUPS + 1))
 #define PANELS_QK ((DIM_QK + 63) / 64)
 #define PANELS_V  ((WIDTH_V + 63) / 64) /* WIDTH_V: columns of the product, DIM_V rounded up */
@@ -35,13 +38,14 @@
 typedef struct __align__(16) forward_tile {
     int64_t low; /* i' of the first row */
     int blocks;  /* of keys, at least 1; 0: no tile is left */
-    int head, kv_head, sequence;
-    int row;      /* of the buffers: the tile's first */
-    int rows;     /* that count, from there on; may pass the tile */
-    int slot;     /* that are written, likewise */
-    int position; /* of key block 0 (not WALKED) */
-    int end;      /* past the last key (not WALKED) */
-    int unused;
+    int head;    /* the first */
+    int kv_head, sequence;
+    int row;       /* of the buffers: the tile's first */
+    int rows;      /* that count, from there on; may pass the tile */
+    int slot;      /* that are written, likewise */
+    int position;  /* of key block 0 (not WALKED) */
+    int end;       /* past the last key (not WALKED) */
+    int first_key; /* row of the buffers that is position 0 of the keys (packed) */
 }
 forward_tile;
 
