@@ -10,8 +10,8 @@
  * that compute. The first makes P and dS, and dQ, in this order ("|": it waits):
  *
  *     S(0) | P(0)
- *     step i:  dP(i), dQ(i-1) | dS(i) | S(i+1); additions of dQ(i-1) | P(i+1)
- *     finish:  dQ(n-1) | its additions
+ *     step i:  dP(i), dQ(i-1) | dS(i) | S(i+1) and additions of dQ(i-1) in turn | P(i+1)
+ *     finish:  additions of dQ(n-2); dQ(n-1) | its additions
  *
  * The second makes dV of a step as soon as P and dout are there, the third dK as soon as dS and q are there; each holds
  * its sums in registers until the tile's end and stores them while the first is in the next tile. As these two need

@@ -65,9 +65,7 @@ INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
 /* Tiles of a wide section even out better at the end; in a narrow one q, dout and the sums of dq stay in L2 (128 heads
  * of 512 rows did not: 470 us, 16 392). Sections
  * are of equal width, since a narrow last one leaves processors idle. Measured, d 128, causal: docs/hopper.md. */
-#ifndef SECTION_ROWS
-#define SECTION_ROWS 65536
-#endif
+#define SECTION_ROWS  65536
 #define SECTION_LEAST 8
 #define SECTION_MOST  16
 INLINE int64_t section_pairs(const attn__params &p) {
