@@ -23,15 +23,16 @@ def _numbers(name, t, count, device):
     return None if t is None else _flash.tensor(name, t, (count,), int).to(device=device, dtype=torch.int32)
 
 
-def _lengths(cache_seqlens, batch, capacity, device):
+def _lengths(cache_seqlens, batch, capacity, added, device):
     if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
         return _numbers("cache_seqlens", cache_seqlens, batch, device)
     try:
         length = operator.index(cache_seqlens)
     except TypeError:
         raise invalid("cache_seqlens", repr(cache_seqlens), "be a whole number or a tensor of them") from None
-    if not 0 <= length <= capacity:
-        raise invalid("cache_seqlens", length, f"be from 0 to the cache's {capacity}")
+    behind = added if isinstance(added, int) else 0
+    if not 0 <= length <= capacity - behind:
+        raise invalid("cache_seqlens", length, f"be from 0 to the cache's {capacity}" + (f" less {behind} new keys" if behind else ""))
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 
@@ -157,7 +158,7 @@ def with_kvcache(
         raise invalid("cache_seqlens", "None", "be given where k is")
     added = _check_new(k, v, cu_seqlens_k_new, k_cache, v_cache, batch)
     _check_rotary(rotary_cos, rotary_sin, k, q.shape[-1], capacity, device)
-    lengths = _lengths(cache_seqlens, batch, capacity, device)
+    lengths = _lengths(cache_seqlens, batch, capacity, added, device)
     idx = _numbers("cache_batch_idx", cache_batch_idx, batch, device)
     leftpad = _numbers("cache_leftpad", cache_leftpad, batch, device)
     _fits(lengths, added, idx, k is not None, k_cache.shape[0], capacity)
