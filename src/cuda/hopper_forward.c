@@ -79,7 +79,7 @@ static int pack_of(const attn_problem *p, const variant *v) {
     const int64_t shared = p->heads_kv ? p->heads_q / p->heads_kv : 1;
     const bool pays = p->rows_q != ATTN_DENSE || p->band.kind & ATTN_WINDOW;
     int pack = pays ? 8 : 1;
-    while (shared % pack != 0 || 64 * v->groups % (16 * pack) != 0) {
+    while (pack > 1 && (shared % pack != 0 || 64 * v->groups % (16 * pack) != 0)) {
         pack /= 2;
     }
     return pack;

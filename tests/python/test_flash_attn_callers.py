@@ -11,12 +11,12 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 # transformers looks for distributions of these names and for a GPU; both are said to be there.
 SCRIPT = """
-import copy, sys, torch, attn
+import copy, importlib.metadata, sys, torch, attn
 attn.install_as_flash_attn()
+packages = importlib.metadata.packages_distributions
+importlib.metadata.packages_distributions = lambda: {**packages(), "flash_attn": ["flash-attn"], "flash_attn_interface": ["flash-attn-3"]}
 import transformers
-found = transformers.utils.import_utils
-found.PACKAGE_DISTRIBUTION_MAPPING.update(flash_attn=["flash-attn"], flash_attn_interface=["flash-attn-3"])
-found.is_torch_cuda_available = lambda: True
+transformers.utils.import_utils.is_torch_cuda_available = lambda: True
 import transformers.modeling_utils
 transformers.modeling_utils.PreTrainedModel._flash_attn_can_dispatch = lambda *_, **__: True
 
