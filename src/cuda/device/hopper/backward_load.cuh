@@ -10,6 +10,9 @@
 #pragma once
 #include "hopper/backward_memory.cuh"
 
+#define TILES_AHEAD 2
+#include "hopper/backward_tiles.cuh"
+
 /* Panels of `rows` rows; which: sequences that share a buffer are one place of the map's outermost axis. */
 INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, const attn__tensor_ref &t, int rows,
                         int64_t row, int head, int sequence, uint64_t policy) {
@@ -44,10 +47,6 @@ INLINE void place_next(const attn__params &p, int64_t section, bool first, tile_
     }
 }
 
-INLINE tile_place &tile_at(uint32_t turn) {
-    return *(tile_place *)(shared_memory() + AT_TILES + turn * PLACE_RECORD);
-}
-
 INLINE void place_all(const attn__params &p) {
     const uint32_t shared = shared_address(shared_memory());
     const int64_t section = section_pairs(p);
@@ -63,16 +62,6 @@ INLINE void place_all(const attn__params &p) {
 }
 
 /* --- The loading threads --- */
-
-/* Asks for the next tile in the walk's last blocks: early enough to hide its placing, and so late that no processor
- * holds tiles that another could begin. */
-INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
-    return !more || (now.head + 1 >= tile.head_end && now.block + 2 >= span_of(tile, now).end);
-}
-
-INLINE const float *stats_at(const attn__params &p, uint32_t slot) {
-    return (const float *)p.extra + (int64_t)slot * (2 * TILE_Q);
-}
 
 /* Keys, and each step's q and lse. */
 INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
@@ -95,7 +84,7 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
         load_panels(shared + AT_K + keys.stage * KEY_TILE, maps.k, k_full, p.k, TILE_KV, tile.row, tile.head,
                     tile.sequence, DROP_FIRST);
         ring_next<K_STAGES>(keys);
-        bool more = walk_start(p, tile, w), wanted = false;
+        bool more = walk_start(p, tile, w), asked = false;
         while (more) {
             const walk now = w;
             more = walk_next(p, tile, w);
@@ -109,9 +98,9 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
                         tile.sequence, KEEP_FIRST);
             bulk_load(shared + AT_LSE + ring.stage * STATS, stats_at(p, slot), STATS, full);
             ring_next<Q_STAGES>(ring);
-            if (!wanted && walk_ends(tile, now, more)) {
+            if (!asked && walk_ends(tile, now, more)) {
                 barrier_arrive(shared + TILE_WANTED);
-                wanted = true;
+                asked = true;
             }
         }
     }
@@ -128,7 +117,7 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps) {
         if (tile.rows < 0) {
             return;
         }
-        bool more = walk_start(p, tile, w), first = true, wanted = false;
+        bool more = walk_start(p, tile, w), first = true, asked = false;
         while (more) {
             const walk now = w;
             more = walk_next(p, tile, w);
@@ -147,9 +136,9 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps) {
                             DROP_FIRST);
                 first = false;
             }
-            if (!wanted && walk_ends(tile, now, more)) {
+            if (!asked && walk_ends(tile, now, more)) {
                 barrier_arrive(shared + TILE_WANTED);
-                wanted = true;
+                asked = true;
             }
         }
     }

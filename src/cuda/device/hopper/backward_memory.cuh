@@ -18,10 +18,6 @@
 
 static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut into two squares of 64");
 
-/* The tile that is loaded, and the next. */
-#define PLACE_RECORD 104
-static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
-
 /* Bytes; the host asks for AT_END (hopper_backward.c). */
 #define KEY_TILE   (TILE_KV * WIDTH * 2)
 #define QUERY_TILE (TILE_Q * WIDTH * 2)

@@ -40,6 +40,10 @@ typedef struct output_record {
 #define OUTPUT_RECORD 32
 static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's outputs");
 
+/* A tile that is loaded, or the next (backward_tiles.cuh). */
+#define PLACE_RECORD 104
+static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
+
 extern __shared__ __align__(1024) char attn__shared[];
 INLINE char *shared_memory() {
     return attn__shared;
@@ -62,9 +66,9 @@ INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
 
 /* --- By the loading thread --- */
 
-/* Tiles of a wide section even out better at the end; in a narrow one q, dout and the sums of dq stay in L2 (128 heads
- * of 512 rows did not: 470 us, 16 392). Sections
- * are of equal width, since a narrow last one leaves processors idle. Measured, d 128, causal: docs/hopper.md. */
+/* Tiles of a wide section even out better at the end; in a narrow one q, dout and the sums of dq stay in L2 (those of
+ * 128 heads of 512 rows did not: 470 us, with 16 heads 392). Sections are of equal width, since a narrow last one
+ * leaves processors idle. Measured, d 128, causal: docs/hopper.md. */
 #define SECTION_ROWS  65536
 #define SECTION_LEAST 8
 #define SECTION_MOST  16

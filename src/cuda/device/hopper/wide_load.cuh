@@ -9,6 +9,9 @@
 #pragma once
 #include "hopper/wide_memory.cuh"
 
+#define TILES_AHEAD 6 /* placing takes 7,000 cycles: docs/hopper.md */
+#include "hopper/backward_tiles.cuh"
+
 /* Panels of 64 rows from column 64 * first on; sequences that share a buffer are one place of the outermost axis. */
 template <bool both, int panels>
 INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, const attn__tensor_ref &t, int first,
@@ -74,10 +77,6 @@ INLINE void place_next(const attn__params &p, int64_t number, int64_t section, i
     tile.rows = -1;
 }
 
-INLINE tile_place &tile_at(uint32_t turn) {
-    return *(tile_place *)(shared_memory() + AT_TILES + turn * PLACE_RECORD);
-}
-
 INLINE void place_all(const attn__params &p, int rank) {
     const uint32_t shared = shared_address(shared_memory());
     const int64_t section = section_pairs(p);
@@ -94,14 +93,7 @@ INLINE void place_all(const attn__params &p, int rank) {
 
 /* --- The loading threads --- */
 
-/* Asks for the next tile in the walk's last blocks: early enough to hide its placing, which takes as long as two blocks
- * in both threads, and so late that no cluster holds tiles that another could begin. */
-#define AHEAD 6
-INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
-    return !more || (now.head + 1 >= tile.head_end && now.block + AHEAD >= span_of(tile, now).end);
-}
-
-/* What a tile's keys are, and where its gradients go. */
+/* A tile's keys: its own and, of the columns of dQ that are made here, the other block's. */
 INLINE void load_keys(const attn__params &p, const attn__maps &maps, const tile_place &tile, int rank) {
     const uint32_t shared = shared_address(shared_memory());
     const int64_t own = tile.row + rank * HALF, other = tile.row + (1 - rank) * HALF;
@@ -132,7 +124,7 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps, int rank
         ring_next<2>(outputs);
         prefetch_panels(maps.k, p.k, tile, rank);
         walk w;
-        bool more = walk_start(p, tile, w), first = true, wanted = false;
+        bool more = walk_start(p, tile, w), first = true, asked = false;
         while (more) {
             const walk now = w;
             more = walk_next(p, tile, w);
@@ -144,17 +136,16 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps, int rank
             barrier_expect(full, ROWS_TILE + STATS);
             load_panels<true, PANELS / 2>(shared + AT_Q + ring.stage * ROWS_TILE + rank * HALF_TILE, maps.q, full, p.q,
                                           rank * PANELS / 2, row, now.head, tile.sequence, KEEP_FIRST);
-            bulk_load(shared + AT_STATS + ring.stage * STATS, (const float *)p.extra + (int64_t)slot * (2 * TILE_Q),
-                      STATS, full);
+            bulk_load(shared + AT_STATS + ring.stage * STATS, stats_at(p, slot), STATS, full);
             ring_next<Q_STAGES>(ring);
             if (first) {
                 barrier_wait(shared + K_EMPTY, (int)(turn ^ 1));
                 load_keys(p, maps, tile, rank);
                 first = false;
             }
-            if (!wanted && walk_ends(tile, now, more)) {
+            if (!asked && walk_ends(tile, now, more)) {
                 barrier_arrive(shared + TILE_WANTED);
-                wanted = true;
+                asked = true;
             }
         }
     }
@@ -172,7 +163,7 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps, int rank) 
             return;
         }
         prefetch_panels(maps.v, p.v, tile, rank);
-        bool more = walk_start(p, tile, w), first = true, wanted = false;
+        bool more = walk_start(p, tile, w), first = true, asked = false;
         while (more) {
             const walk now = w;
             more = walk_next(p, tile, w);
@@ -193,9 +184,9 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps, int rank) 
                     first = false;
                 }
             }
-            if (!wanted && walk_ends(tile, now, more)) {
+            if (!asked && walk_ends(tile, now, more)) {
                 barrier_arrive(shared + TILE_WANTED);
-                wanted = true;
+                asked = true;
             }
         }
     }

@@ -26,10 +26,6 @@
 
 static_assert(TILE_Q == 64 && TILE_KV == 2 * HALF && LISTED_KV == HALF, "products are cut for these");
 
-/* The tile that is loaded, and the next. */
-#define PLACE_RECORD 104
-static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
-
 /* Bytes; the host asks for AT_END (hopper_backward.c). */
 #define PANEL      (64 * 128)
 #define ROWS_TILE  (PANELS * PANEL)
