@@ -85,10 +85,9 @@ static int pack_of(const attn_problem *p, const variant *v) {
     return pack;
 }
 
-/* Tiles, where `segments` are the query side's. */
-static int64_t count_tiles(const attn_problem *p, const variant *v, int64_t segments) {
-    const int pack = pack_of(p, v);
-    return attn__cuda_query_blocks(p, segments, 64 * v->groups / pack) * (p->heads_q / pack);
+/* Tiles of tile_q rows, `pack` heads in each; segments: of the query side. */
+static int64_t count_tiles(const attn_problem *p, int tile_q, int pack, int64_t segments) {
+    return attn__cuda_query_blocks(p, segments, tile_q / pack) * (p->heads_q / pack);
 }
 
 static size_t shared_of(const variant *v, const attn_problem *p) {
@@ -107,7 +106,7 @@ static bool uneven(const attn_problem *p) {
  * 128 rows over 4096 keys; this wins with 32. Few rows: `mma` packs a group's heads into its tile. */
 static bool wants_splits(const attn_plan *plan, const variant *v) {
     const attn_problem *p = &plan->problem;
-    int64_t tiles = count_tiles(p, v, p->segments_q);
+    int64_t tiles = count_tiles(p, 64 * v->groups, pack_of(p, v), p->segments_q);
     bool few = tiles * 2 <= plan->gpu->processors && p->tokens_kv > KEYS_A_TILE * tiles;
     return !plan->hints.implementation && (plan->hints.splits > 1 || few || p->tokens_q < 32);
 }
@@ -250,8 +249,9 @@ static attn__deal deal_of(const attn_plan *plan, int64_t segments) {
 attn_status attn__hopper_run_forward(attn__cuda_run *run) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
+    const attn__gpu_choice *choice = &plan->gpu_choice;
     attn__maps maps = {0};
-    int64_t tiles = count_tiles(p, choose_variant(p), run->args->n_segments_q);
+    int64_t tiles = count_tiles(p, choice->tile_q, (int)choice->group, run->args->n_segments_q);
     if (tiles == 0 || (p->rows_q != ATTN_DENSE && p->total_q == 0)) {
         return ATTN_OK;
     }
