@@ -65,9 +65,7 @@ def tensor(name, t, shape=None, dtype=None, device=None):
 
 
 def number(name, value):
-    if isinstance(value, (int, float)):
-        return float(value)
-    if getattr(value, "ndim", None) == 0:
+    if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:
         return float(value)
     raise invalid(name, repr(value), "be a number")
 

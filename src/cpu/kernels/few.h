@@ -104,8 +104,7 @@ static few_stream few_stream_of(const attn__forward_task *task, const attn_layou
     return stream;
 }
 
-/* p in place of the compact scores; m, l and alpha follow. Lane i of a vector belongs to row
- * i % rows. */
+/* p in place of the compact scores; m, l and alpha follow. Lane i of a vector belongs to row i % rows. */
 static void few_softmax(few_tile *tile, int count, float unit, bool masked) {
     const int rows = tile->rows, total = (count + ATTN_W - 1) / ATTN_W * ATTN_W * rows;
     float lane[ATTN_W] __attribute__((aligned(64))), top[4], reference[4] = {0};

@@ -9,10 +9,10 @@
  * its running maximum, and transposing V once a key block, which all row blocks of the task share.
  *
  * Reads and writes that one turn mixes never meet: scores and probabilities are held twice, key blocks three times.
- * The reference m is raised only when a maximum exceeds it by more than SLACK, so O is rarely
- * rescaled: p may reach 2^SLACK, which costs float32 and bf16 no precision. Lanes are query rows as everywhere; what is
- * unused of the last 32 rows, keys or dims of a block is 0 in one operand and finite in the other. Where a hidden pair
- * meets NaN or inf in V, panel_add_careful takes the place of the stream. */
+ * The reference m is raised only when a maximum exceeds it by more than SLACK, so O is rarely rescaled: p may reach
+ * 2^SLACK, which costs float32 and bf16 no precision. Lanes are query rows as everywhere; what is unused of the last 32
+ * rows, keys or dims of a block is 0 in one operand and finite in the other. Where a hidden pair meets NaN or inf in V,
+ * panel_add_careful takes the place of the stream. */
 #ifndef ATTN_CPU_FORWARD_AMX_H
 #define ATTN_CPU_FORWARD_AMX_H
 

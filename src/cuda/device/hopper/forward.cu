@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Forward for sm_90a: o = softmax(scale Q K^T + band) V and lse, f16 or bf16, by warp-group products and bulk copies.
  *
- * One block a processor, persistent: warp group 0 places tiles and brings their operands
- * (forward_place.cuh, forward_producer.cuh), GROUPS others consume 64 rows of
- * each tile (forward_consumer.cuh). Constants beside those of the problem: GROUPS, PACK (heads of a
- * tile), TILE_KV, STAGES_Q, STAGES_K,
- * STAGES_V, WIDTH_V, QUERIES_HELD (as A's registers), NO_MAX and ALARM (forward_softmax.cuh), DYNAMIC (tiles drawn from
- * a counter in params.extra), REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
+ * One block a processor, persistent: warp group 0 places tiles and brings their operands (forward_place.cuh,
+ * forward_producer.cuh), GROUPS others consume 64 rows of each tile (forward_consumer.cuh). Constants beside those of
+ * the problem: GROUPS, PACK (heads of a tile), TILE_KV, STAGES_Q, STAGES_K, STAGES_V, WIDTH_V, QUERIES_HELD (as A's
+ * registers), NO_MAX and ALARM (forward_softmax.cuh), DYNAMIC (tiles drawn from a counter in params.extra),
+ * REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
  *
  * Limits: scores of nothing but scale > 0, soft cap and band; heads up to 256; o of q's type. */
 #include "launch.cuh"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What producer and consumers of the forward kernel share: shared memory, its barriers, and the tiles, which
- * are placed and posted ahead (forward_place.cuh).
+ * What producer and consumers of the forward kernel share: shared memory, its barriers, and the tiles, which are
+ * placed and posted ahead (forward_place.cuh).
  *
  * A tile is POSITIONS rows of each of PACK heads that share their keys (row r of it is position r % POSITIONS of head
  * r / POSITIONS, and a warp's 16 rows are of one head), and the blocks of TILE_KV keys that some row of it may see,
