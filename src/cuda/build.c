@@ -105,15 +105,28 @@ static attn_status take(const attn_plan *plan, const attn__kernel *kernel, attn_
     return status;
 }
 
-attn_status attn__cuda_build(attn_plan *plan, attn_error *error) {
-    attn__cuda *cuda = plan->context->cuda;
-    const attn__gpu_choice *choice = &plan->gpu_choice;
+/* What attn__kernel_start and attn__kernel_set had no room for. Nothing looks at a plan's kernels before. */
+static attn_status check_room(const attn__gpu_choice *choice, attn_error *error) {
     if (choice->n_kernels > ATTN__MAX_KERNELS) {
         return attn__fail(error, ATTN_ERR_INTERNAL, "plan", "has %d kernels, must have at most %d", choice->n_kernels,
                           ATTN__MAX_KERNELS);
     }
-    if (!cuda->compiles) {
-        return ATTN_OK;
+    for (int n = 0; n < choice->n_kernels; n++) {
+        const attn__kernel *kernel = &choice->kernels[n];
+        if (kernel->n_constants > ATTN__MAX_CONSTANTS) {
+            return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%.100s has %d constants, must have at most %d",
+                              kernel->name, kernel->n_constants, ATTN__MAX_CONSTANTS);
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__cuda_build(attn_plan *plan, attn_error *error) {
+    attn__cuda *cuda = plan->context->cuda;
+    const attn__gpu_choice *choice = &plan->gpu_choice;
+    attn_status fits = check_room(choice, error);
+    if (fits || !cuda->compiles) {
+        return fits;
     }
     attn__cuda_built *built = attn__context_allocate(plan->context, sizeof *built);
     if (!built) {

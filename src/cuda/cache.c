@@ -129,7 +129,7 @@ attn_status attn__cuda_code(attn__cuda *cuda, const attn__kernel *kernel, attn__
     const char *rest;
     attn__record record;
     if (!attn__record_key(cuda, kernel, key, &rest)) {
-        return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%s has too many constants", kernel->name);
+        return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%s has too long constants", kernel->name);
     }
     if (find_packed(cuda, rest, &record)) {
         *origin = "pack";

@@ -132,9 +132,9 @@ attn_status attn__cuda_compile(attn__cuda *cuda, const attn__kernel *kernel, att
                           cuda->nvrtc.why);
     }
     attn__cuda_source(kernel, &text);
-    if (text.length >= sizeof source || attn__sources_count > MOST_SOURCES ||
-        kernel->n_constants > ATTN__MAX_CONSTANTS) {
-        return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%s has too many constants or sources", kernel->name);
+    if (text.length >= sizeof source || attn__sources_count > MOST_SOURCES) {
+        return attn__fail(error, ATTN_ERR_INTERNAL, "kernel", "%s has too long constants or too many sources",
+                          kernel->name);
     }
     for (int n = 0; n < attn__sources_count; n++) {
         texts[n] = attn__sources[n].text;

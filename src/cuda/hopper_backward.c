@@ -155,14 +155,7 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
         attn__map_shape shape =
             attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value,
                                    list[n].queries ? plan->gpu_choice.tile_q : listed_of(width_of(p)));
-        /* Without rows nothing is read but the zeros outside: any address will do. */
-        attn__tensor_ref ref = *list[n].ref;
-        ref.data = shape.rows > 0 && ref.data ? ref.data : run->params.extra; /* which is never empty */
-        if ((uintptr_t)ref.data % 16 != 0) {
-            continue; /* boxes_read() of the kernels sees it, and all goes to mma's products */
-        }
-        status =
-            attn__tensor_map_make(&plan->context->cuda->driver, list[n].map, &ref, &shape, list[n].name, run->error);
+        status = attn__tensor_map_make(run, list[n].map, list[n].ref, &shape, run->params.extra, list[n].name);
     }
     return status;
 }

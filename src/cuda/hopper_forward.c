@@ -159,7 +159,6 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
 static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
     const attn_plan *plan = run->plan;
     const attn_problem *p = &plan->problem;
-    const attn__driver *driver = &plan->context->cuda->driver;
     const int pack = plan->gpu_choice.group, tile_q = plan->gpu_choice.tile_q, tile_kv = plan->gpu_choice.tile_kv;
     const struct {
         const char *name;
@@ -177,16 +176,8 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
         attn__map_shape shape =
             attn__tensor_map_shape(p, tensors[n].layout, tensors[n].queries, tensors[n].value, tensors[n].rows);
         shape.box_heads = tensors[n].heads;
-        attn__tensor_ref ref = *tensors[n].ref;
-        if (shape.rows == 0) { /* nothing is read but the zeros outside: any address will do */
-            ref = run->params.o;
-            ref.data = (char *)ref.data - (uintptr_t)ref.data % 16;
-            shape.heads = shape.batch = 1;
-        }
-        if ((uintptr_t)ref.data % 16 != 0) {
-            continue; /* the kernel reads it without a map (params.aligned) */
-        }
-        status = attn__tensor_map_make(driver, tensors[n].map, &ref, &shape, tensors[n].name, run->error);
+        status =
+            attn__tensor_map_make(run, tensors[n].map, tensors[n].ref, &shape, run->params.o.data, tensors[n].name);
     }
     run->maps = maps;
     return status;

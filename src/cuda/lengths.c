@@ -8,6 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/device/lengths.h"
 #include "problem/problem.h"
+#include "problem/tensors.h"
 
 enum { ARRAYS = 8, GAP = 64, CHECK_THREADS = 1024, THREADS = 256 };
 
@@ -174,8 +175,8 @@ static attn_status check(attn__cuda_run *run) {
     params->side_kv.segments = (const attn__segment_ref *)(const void *)a->segments_kv;
     params->status = a->status;
     attn__check block = {
-        {params->side_q, p->rows_q, true, p->q.stride[0] == 0},
-        {params->side_kv, p->rows_kv, p->pass == ATTN_BACKWARD, p->k.stride[0] == 0},
+        {params->side_q, p->rows_q, true, attn__rows_shared(p, false)},
+        {params->side_kv, p->rows_kv, p->pass == ATTN_BACKWARD, attn__rows_shared(p, true)},
         params->batch,
         a->status,
     };

@@ -18,7 +18,7 @@ bool attn__record_key(const attn__cuda *cuda, const attn__kernel *kernel, char k
     attn__text_add(&text, "name %s\ntarget %s\nflags %s\nsources %s\n", kernel->name, target, attn__cuda_flags,
                    attn__sources_hash);
     attn__cuda_source(kernel, &text);
-    return text.length < ATTN__KEY_SIZE && kernel->n_constants <= ATTN__MAX_CONSTANTS;
+    return text.length < ATTN__KEY_SIZE;
 }
 
 const char *attn__record_rest(const char *key) {

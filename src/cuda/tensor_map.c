@@ -9,8 +9,8 @@ enum { BOX_BYTES = 128, GRAIN = 16 };
 
 _Static_assert(sizeof(attn__map) == 128, "the driver's CUtensorMap");
 
-attn_status attn__tensor_map_make(const attn__driver *driver, attn__map *map, const attn__tensor_ref *tensor,
-                                  const attn__map_shape *shape, const char *field, attn_error *error) {
+static attn_status encode(const attn__cuda_run *run, attn__map *map, const attn__tensor_ref *tensor,
+                          const attn__map_shape *shape, const char *field) {
     static const uint32_t ones[4] = {1, 1, 1, 1};
     const int type = shape->dtype == ATTN_F32   ? CU_TENSOR_MAP_FLOAT32
                      : shape->dtype == ATTN_F16 ? CU_TENSOR_MAP_FLOAT16
@@ -23,8 +23,20 @@ attn_status attn__tensor_map_make(const attn__driver *driver, attn__map *map, co
         /* The one place along an axis of extent 1 is at 0: its stride only has to be legal. */
         strides[axis] = extents[axis] > 1 ? (uint64_t)(tensor->stride[2 - axis] * size) : GRAIN;
     }
+    const attn__driver *driver = &run->plan->context->cuda->driver;
     CUresult result = driver->TensorMapEncodeTiled(map, type, 4, tensor->data, sizes, strides, box, ones,
                                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                                    CU_TENSOR_MAP_L2_256B, CU_TENSOR_MAP_FILL_ZERO);
-    return result ? attn__driver_fail(driver, result, field, "cuTensorMapEncodeTiled", error) : ATTN_OK;
+    return result ? attn__driver_fail(driver, result, field, "cuTensorMapEncodeTiled", run->error) : ATTN_OK;
+}
+
+attn_status attn__tensor_map_make(const attn__cuda_run *run, attn__map *map, const attn__tensor_ref *tensor,
+                                  const attn__map_shape *shape, const void *spare, const char *field) {
+    attn__tensor_ref ref = *tensor;
+    attn__map_shape box = *shape;
+    if (box.rows == 0 || !ref.data) {
+        ref.data = (char *)(uintptr_t)((uintptr_t)spare / GRAIN * GRAIN);
+        box.rows = box.heads = box.batch = 1;
+    }
+    return (uintptr_t)ref.data % GRAIN == 0 ? encode(run, map, &ref, &box, field) : ATTN_OK;
 }

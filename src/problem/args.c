@@ -105,7 +105,7 @@ typedef struct side_args {
     bool has_used, written;             /* written: this side's rows are outputs */
     bool on_device;                     /* the arrays of lengths are not to be read here */
     int64_t total, most;                /* rows of the buffer, most segments */
-    int64_t stride_batch;
+    bool shared;                        /* sequences lie in one run of rows */
 } side_args;
 
 static const char *field_of(const side_args *s, const char *name, int64_t index, const char *member,
@@ -225,7 +225,7 @@ static attn_status compare_segments(const side_args *s, int64_t a, int64_t b, at
         return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "segments", b, ".position", field),
                           "is %" PRId64 ", covers positions that segment %" PRId64 " holds already", y->position, a);
     }
-    if (s->written && (same || s->stride_batch == 0) && meet(x->first, y->first, x->rows, y->rows)) {
+    if (s->written && (same || s->shared) && meet(x->first, y->first, x->rows, y->rows)) {
         return attn__fail(error, ATTN_ERR_INVALID, field_of(s, "segments", b, ".first", field),
                           "is %" PRId64 ", covers rows of an output that segment %" PRId64 " holds already", y->first,
                           a);
@@ -343,7 +343,7 @@ attn_status attn__args_check(const attn_problem *p, const attn_args *in, attn_ar
                    .written = true,
                    .total = p->total_q,
                    .most = p->segments_q,
-                   .stride_batch = p->q.stride[0]};
+                   .shared = attn__rows_shared(p, false)};
     side_args kv = {.suffix = "kv",
                     .side = attn__side_kv(p, &a),
                     .cu = a.cu_seqlens_kv,
@@ -353,7 +353,7 @@ attn_status attn__args_check(const attn_problem *p, const attn_args *in, attn_ar
                     .written = p->pass == ATTN_BACKWARD,
                     .total = p->total_kv,
                     .most = p->segments_kv,
-                    .stride_batch = p->k.stride[0]};
+                    .shared = attn__rows_shared(p, true)};
     q.side.segments = a.segments_q;
     kv.side.segments = a.segments_kv;
     q.on_device = kv.on_device = p->flags & ATTN_DEVICE_LENGTHS;

@@ -32,6 +32,18 @@ attn_rows attn__tensor_rows(const attn_problem *problem, const attn__tensor *ten
     return kv_side(tensor->shape) ? problem->rows_kv : problem->rows_q;
 }
 
+bool attn__rows_shared(const attn_problem *problem, bool kv) {
+    bool shared = (kv ? problem->k : problem->q).stride[0] == 0;
+    for (int n = 0; n < ATTN__TENSORS; n++) {
+        const attn__tensor *tensor = &attn__tensors[n];
+        const attn_layout *layout = attn__tensor_layout_const(problem, tensor);
+        bool here = tensor->shape != ATTN__SHAPE_SCORES && kv_side(tensor->shape) == kv;
+        shared = shared ||
+                 (here && tensor->written & 1 << problem->pass && layout->dtype != ATTN_NONE && layout->stride[0] == 0);
+    }
+    return shared;
+}
+
 void attn__tensor_extents(const attn_problem *problem, const attn__tensor *tensor, int64_t extent[4], unsigned *read) {
     bool kv = kv_side(tensor->shape);
     attn_rows rows = attn__tensor_rows(problem, tensor);

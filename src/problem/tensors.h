@@ -58,6 +58,9 @@ static inline const attn_layout *attn__tensor_layout_const(const attn_problem *p
 
 /* How the side that the tensor belongs to lies in its buffers. */
 attn_rows attn__tensor_rows(const attn_problem *problem, const attn__tensor *tensor);
+/* Segments: do the sequences of a side lie in one run of rows, so that none may be listed in two of them? They do if a
+ * tensor that the pass writes there has a batch stride of 0, or the side's q or k, by which kernels count rows. */
+bool attn__rows_shared(const attn_problem *problem, bool kv);
 /* Extents in the order of strides; axes whose stride is never read have extent 1 and count as absent in *read
  * (bit 1 << axis). */
 void attn__tensor_extents(const attn_problem *problem, const attn__tensor *tensor, int64_t extent[4], unsigned *read);

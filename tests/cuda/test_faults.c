@@ -115,6 +115,36 @@ static void test_compiler(void **state) {
     attn_context_destroy(context);
 }
 
+/* A kernel with a constant more than there is room for, whether or not it would be compiled. */
+static void test_room(void **state) {
+    (void)state;
+    attn_problem problem = packed_problem();
+    attn_error error;
+    for (int compiled = 0; compiled < 2; compiled++) {
+        attn_plan plan;
+        attn_config c = cuda_config("gpu:a100", "");
+        fake_compiler *compiler = fake_nvrtc();
+        c.options = compiled ? ATTN_COMPILE : 0;
+        attn_context *context = opened(&c);
+        draft_plan(&plan, context, &problem, "attn_wide");
+        attn__kernel *kernel = &plan.gpu_choice.kernels[0];
+        while (kernel->n_constants < ATTN__MAX_CONSTANTS) {
+            attn__kernel_set(kernel, "MORE", 1);
+        }
+        build_plan(&plan);
+        attn__cuda_unbuild(&plan);
+        int before = compiler->compiled;
+        attn__kernel_set(kernel, "MORE", 1);
+        char limit[64];
+        snprintf(limit, sizeof limit, "attn_wide has %d constants, must have at most %d", ATTN__MAX_CONSTANTS + 1,
+                 ATTN__MAX_CONSTANTS);
+        expect_error(attn__cuda_build(&plan, &error), &error, ATTN_ERR_INTERNAL, "kernel", limit);
+        assert_null(plan.built);
+        assert_int_equal(compiler->compiled, before);
+        attn_context_destroy(context);
+    }
+}
+
 static void test_loading(void **state) {
     (void)state;
     fake_orders *orders = fake_driver();
@@ -273,10 +303,11 @@ static void test_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_driver),  cmocka_unit_test(test_driver_and_devices),
-        cmocka_unit_test(test_facts),      cmocka_unit_test(test_compiler),
-        cmocka_unit_test(test_loading),    cmocka_unit_test(test_running),
-        cmocka_unit_test(test_run_faults), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_no_driver), cmocka_unit_test(test_driver_and_devices),
+        cmocka_unit_test(test_facts),     cmocka_unit_test(test_compiler),
+        cmocka_unit_test(test_room),      cmocka_unit_test(test_loading),
+        cmocka_unit_test(test_running),   cmocka_unit_test(test_run_faults),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

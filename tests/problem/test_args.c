@@ -221,6 +221,22 @@ static void test_segments_that_meet(void **state) {
              ONE({0, 5, 0, 0}, {0, 5, 0, 2}));
     REFUSED("fwd:f32:b3:h1:s100:d2:segments_q=20,4:segments_kv=20,4:q=[40,2,2,1]:o=[40,2,2,1]", "segments_q[1].first",
             "is 4, covers rows", ONE({0, 5, 0, 0}, {4, 5, 10, 0}));
+    /* It is the outputs' strides that count, whatever q's are; rows of q or k in one run are of one sequence each. */
+    static const char *const shared[] = {"q=[40,2,2,1]:o=[0,2,2,1]", "q=[40,2,2,1]:o=[40,2,2,1]:lse=f32[0,20,1,0]",
+                                         "q=[0,2,2,1]:o=[40,2,2,1]"};
+    for (int n = 0; n < 3; n++) {
+        char text[160];
+        snprintf(text, sizeof text, SEGMENTS("fwd") ":%s", shared[n]);
+        REFUSED(text, "segments_q[1].first", "is 0, covers rows of an output", ONE({0, 5, 0, 0}, {0, 5, 0, 2}));
+        ACCEPTED(text, ONE({0, 5, 0, 0}, {5, 5, 0, 2}));
+    }
+    static const char *const gradients[] = {"dk=[0,2,2,1]:dv=[40,2,2,1]", "dk=[40,2,2,1]:dv=[0,2,2,1]"};
+    for (int n = 0; n < 2; n++) {
+        char text[160];
+        snprintf(text, sizeof text, SEGMENTS("bwd") ":k=[40,2,2,1]:v=[40,2,2,1]:%s", gradients[n]);
+        REFUSED(text, "segments_kv[1].first", "is 0, covers rows of an output", KEYS({0, 5, 0, 0}, {0, 5, 0, 2}));
+    }
+    ACCEPTED(SEGMENTS("bwd") ":k=[40,2,2,1]:v=[0,2,2,1]:dk=[40,2,2,1]:dv=[40,2,2,1]", KEYS({0, 5, 0, 0}, {0, 5, 0, 2}));
 }
 
 static void test_dropout_counters(void **state) {
