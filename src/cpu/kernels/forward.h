@@ -19,8 +19,10 @@
 typedef struct forward_block {
     score_rows rows;
     int groups;
-    float *q;         /* [group][q_steps][lane] */
+    float *q;         /* [group][q_steps][lane], or as q_vector and q_step say */
     int64_t q_steps;  /* dim_qk, or pairs of it */
+    int64_t q_vector; /* floats from one vector of lanes to the next of its group */
+    int64_t q_step;   /* floats from one step to the next */
     float *m, *l, *o; /* state: m [64], l [64], o [group][dim_v][lane] */
 } forward_block;
 
@@ -70,7 +72,7 @@ static __attribute__((unused)) size_t forward_scratch_bytes(const attn_plan *pla
     return forward_carve(plan, NULL).bytes;
 }
 
-/* Query rows transposed, the scale's sign folded in. */
+/* Query rows transposed, the scale's sign folded in, to where the block says that q lies. */
 static void forward_block_start(forward_block *block, const score_rule *rule, const attn__forward_task *task,
                                 int64_t first) {
     const attn_problem *p = rule->problem;
@@ -78,17 +80,17 @@ static void forward_block_start(forward_block *block, const score_rule *rule, co
     score_rows_fill(&block->rows, rule, &task->rows, first);
     const attn__lanes *lanes = &block->rows.lanes;
     block->groups = (lanes->count + ATTN_LANES - 1) / ATTN_LANES;
-    block->q_steps = ATTN_HAVE_DOT2 ? (p->dim_qk + 1) / 2 : p->dim_qk;
     for (int lane = 0; lane < block->groups * ATTN_LANES; lane += ATTN_W) {
         const void *rows[ATTN_W];
         for (int i = 0; i < ATTN_W; i++) {
             rows[i] = (const char *)rule->args->q + attn__lane_offset(&p->q, lanes, lane + i) * size;
         }
-        float *q = block->q + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * block->q_steps + lane % ATTN_LANES;
+        float *q = block->q + (int64_t)(lane / ATTN_LANES) * ATTN_LANES * block->q_steps +
+                   lane % ATTN_LANES / ATTN_W * block->q_vector;
 #if ATTN_HAVE_DOT2
-        pairs_to_lanes(rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
+        pairs_to_lanes(rows, p->dim_qk, p->q.stride[3], q, block->q_step);
 #else
-        rows_to_lanes(p->q.dtype, rows, p->dim_qk, p->q.stride[3], q, ATTN_LANES);
+        rows_to_lanes(p->q.dtype, rows, p->dim_qk, p->q.stride[3], q, block->q_step);
 #endif
     }
     if (rule->negative) {
@@ -391,6 +393,9 @@ static __attribute__((unused)) void forward(const attn__forward_task *task, void
         block->l = state + ATTN__BLOCK;
         block->o = state + 2 * ATTN__BLOCK;
         block->q = s.q + n_blocks * ATTN__BLOCK * p->dim_qk;
+        block->q_steps = ATTN_HAVE_DOT2 ? (p->dim_qk + 1) / 2 : p->dim_qk;
+        block->q_vector = ATTN_W;
+        block->q_step = ATTN_LANES;
         forward_block_start(block, &rule, task, row);
         n_blocks++;
     }

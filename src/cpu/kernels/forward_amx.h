@@ -44,7 +44,7 @@ typedef struct amx_item {
     bool edge, masked, fast, rescale;
     float *weights; /* of the row block */
     float *scores;  /* [key][lane] */
-    float *pairs;   /* [pair of keys][lane]: P^T */
+    float *pairs;   /* [vector of lanes][pair of keys][lane], pairs_vector floats a vector: P^T */
     float top[ATTN_LANES] __attribute__((aligned(64)));
     float alpha[ATTN_LANES] __attribute__((aligned(64)));
 } amx_item;
@@ -55,11 +55,12 @@ typedef struct amx_pipe {
     int n_blocks;
     forward_block *blocks;          /* [ATTN__MAX_BLOCKS] */
     bool started[ATTN__MAX_BLOCKS]; /* o holds something */
-    float *q;                       /* [blocks][amx_blocks(dim_qk) * 16][64]: pairs */
+    float *q;                       /* [blocks][vector of lanes][amx_blocks(dim_qk) * 16][lane]: pairs */
     float *state;                   /* [blocks][m, l] */
     float *weights;                 /* [blocks][64] */
     float *o;                       /* [blocks][amx_blocks(dim_v) * 32][64] */
     float *scores[2], *pairs[2];
+    int64_t pairs_vector;
     float *extra;   /* [key][lane]; NULL unless bias or boolean mask */
     float *keep;    /* likewise; NULL unless dropout */
     float *careful; /* [key][lane] p, then [key] of one dim of V */
@@ -89,6 +90,7 @@ static size_t amx_carve(const attn_plan *plan, void *base, amx_pipe *pipe) {
     const size_t line = ATTN__BLOCK * sizeof(float);
     const size_t wide_qk = (size_t)amx_blocks(p->dim_qk), wide_v = (size_t)amx_blocks(p->dim_v);
     size_t bytes = 0;
+    pipe->pairs_vector = (int64_t)keys / 2 * ATTN_W;
     pipe->blocks = scratch_take(base, &bytes, blocks * sizeof(forward_block));
     pipe->q = scratch_take(base, &bytes, blocks * wide_qk * (AMX_BLOCK / 2) * line);
     pipe->state = scratch_take(base, &bytes, blocks * 2 * line);
@@ -213,7 +215,7 @@ VEC_INLINE void amx_softmax_fast(const bool whole, const int vectors, amx_pipe *
         }
         vf pair = amx_pair(even, odd);
         amx_sums(pipe, v, vf_load(pipe->sum + v * ATTN_W) + (even + odd), pair);
-        vf_store(item->pairs + (int64_t)n * ATTN_LANES + v * ATTN_W, pair);
+        vf_store(item->pairs + v * pipe->pairs_vector + n * ATTN_W, pair);
     }
 }
 
@@ -245,7 +247,7 @@ VEC_INLINE void amx_softmax_any(const bool dropout, amx_pipe *pipe, const amx_it
             }
             pair = (vf)((vi)pair & ((low & vi_set(0xffff)) | (high & vi_set((int32_t)0xffff0000u))));
         }
-        vf_store(item->pairs + (int64_t)n * ATTN_LANES + v * ATTN_W, pair);
+        vf_store(item->pairs + v * pipe->pairs_vector + n * ATTN_W, pair);
     }
 }
 
@@ -272,8 +274,9 @@ static void amx_softmax_end(const amx_pipe *pipe, const amx_item *item) {
         float *l = item->block->l + v * ATTN_W, *weight = item->weights + v * ATTN_W;
         vf_store(l, vf_load(l) + vf_load(pipe->sum + v * ATTN_W));
         vf_store(weight, vf_load(weight) + vf_load(pipe->weight + v * ATTN_W));
+        memset(item->pairs + v * pipe->pairs_vector + done * ATTN_W, 0,
+               (size_t)((all - done) * ATTN_W) * sizeof(float));
     }
-    memset(item->pairs + done * ATTN_LANES, 0, (size_t)((all - done) * ATTN_LANES) * sizeof(float));
 }
 
 /* Running maximum over rows [begin, end). */
@@ -312,7 +315,8 @@ static __attribute__((noinline)) void amx_values_careful(const amx_pipe *pipe, c
     float *p = pipe->careful, *column = p + amx_blocks(item->count) * AMX_BLOCK * ATTN_LANES;
     for (int64_t at = 0; at < (int64_t)item->count * ATTN_LANES; at++) {
         int64_t n = at / ATTN_LANES, lane = at % ATTN_LANES;
-        uint32_t word = attn__f32_bits(item->pairs[n / 2 * ATTN_LANES + lane]);
+        uint32_t word =
+            attn__f32_bits(item->pairs[lane / ATTN_W * pipe->pairs_vector + n / 2 * ATTN_W + lane % ATTN_W]);
         p[at] = attn__bits_f32(n % 2 ? word & 0xffff0000u : word << 16);
         item->scores[at] = item->masked && item->scores[at] == -INFINITY ? 0.0f : 1.0f;
     }
@@ -341,7 +345,7 @@ static amx_stream amx_values(amx_pipe *pipe, const amx_item *item) {
     }
     a.at += item->first * 2 * AMX_TILE;
     return amx_stream_make(a, amx_blocks(dim_v), amx_blocks(item->count), amx_columns(item), item->pairs,
-                           item->block->o, add);
+                           pipe->pairs_vector, item->block->o, add);
 }
 
 /* --- The pipeline --- */
@@ -350,7 +354,7 @@ static amx_stream amx_scores(const amx_pipe *pipe, const amx_item *item) {
     amx_operand a = item->keys->k;
     a.at += item->first * a.block;
     return amx_stream_make(a, amx_blocks(item->count), amx_blocks(pipe->rule.problem->dim_qk), amx_columns(item),
-                           item->block->q, item->scores, false);
+                           item->block->q, item->block->q_vector, item->scores, false);
 }
 
 /* The slots of one turn; items may be NULL. */
@@ -478,8 +482,14 @@ static void amx_block_start(amx_pipe *pipe, int b, int64_t row) {
     block->l = block->m + ATTN__BLOCK;
     block->o = pipe->o + b * o_rows * ATTN__BLOCK;
     block->q = pipe->q + b * q_rows * ATTN__BLOCK;
+    block->q_steps = q_rows;
+    block->q_vector = q_rows * ATTN_W;
+    block->q_step = ATTN_W;
     forward_block_start(block, &pipe->rule, pipe->task, row);
-    memset(block->q + block->q_steps * ATTN_LANES, 0, (size_t)((q_rows - block->q_steps) * ATTN_LANES) * sizeof(float));
+    for (int v = 0; v < ATTN_NV; v++) {
+        const int64_t done = pairs_of(p->dim_qk);
+        memset(block->q + v * block->q_vector + done * ATTN_W, 0, (size_t)((q_rows - done) * ATTN_W) * sizeof(float));
+    }
     memcpy(pipe->weights + (int64_t)b * ATTN_LANES, block->l, ATTN_LANES * sizeof(float)); /* the sink's */
     memset(block->o + p->dim_v * ATTN_LANES, 0, (size_t)((o_rows - p->dim_v) * ATTN_LANES) * sizeof(float));
 }

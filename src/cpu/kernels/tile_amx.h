@@ -6,8 +6,8 @@
  * columns (b). A stream is all steps of one product:
  *     S^T  = K Q^T      a = keys x dims      b = [pair of dims][query]
  *     O^T += V^T P^T    a = dims x keys      b = [pair of keys][query]
- * b and c lie as the vector code has them, ATTN_LANES words a row. a is packed, [32 rows][32 deep] = 2 tiles of
- * 16 x 64 bytes, missing rows and depth 0; or keys in place. */
+ * c lies as the vector code has it, ATTN_LANES words a row; b as tiles one after another, [16 columns][pair][column]. a
+ * is packed, [32 rows][32 deep] = 2 tiles of 16 x 64 bytes, missing rows and depth 0; or keys in place. */
 #ifndef ATTN_CPU_TILE_AMX_H
 #define ATTN_CPU_TILE_AMX_H
 
@@ -19,7 +19,7 @@
 #define AMX_BLOCK 32                        /* rows, columns and depth of a step */
 #define AMX_PACK  (AMX_BLOCK * AMX_BLOCK)   /* halves of two packed tiles */
 #define AMX_TILE  1024                      /* bytes */
-#define AMX_ROW   (int64_t)(ATTN_LANES * 4) /* bytes from one row of b or c to the next */
+#define AMX_ROW   (int64_t)(ATTN_LANES * 4) /* bytes from one row of c to the next */
 
 static inline int64_t amx_blocks(int64_t n) {
     return (n + AMX_BLOCK - 1) / AMX_BLOCK;
@@ -40,26 +40,32 @@ typedef struct amx_stream {
     amx_operand a; /* advanced a block of rows at a time, as c is */
     const char *b;
     char *c;
+    int64_t b_tile;     /* bytes from 16 columns of b to the next */
     int steps;          /* left */
     int depth, columns; /* steps of one sum; blocks of columns */
     bool add;           /* to what c holds */
+    bool loaded;        /* the step's operands */
     int at, column;     /* in the sum; block of columns */
 } amx_stream;
 
 static inline amx_stream amx_stream_make(amx_operand a, int64_t rows, int64_t depth, int64_t columns, const float *b,
-                                         float *c, bool add) {
+                                         int64_t b_tile, float *c, bool add) {
     return (amx_stream){.a = a,
                         .b = (const char *)b,
                         .c = (char *)c,
+                        .b_tile = b_tile * (int64_t)sizeof *b,
                         .steps = (int)(rows * depth * columns),
                         .depth = (int)depth,
                         .columns = (int)columns,
                         .add = add};
 }
 
+/* Each operand of the next step is loaded as soon as its tile was used for the last time: a core whose tile unit or
+ * registers are shared with another thread does not run loads ahead of multiplications by itself. */
 VEC_INLINE void amx_step(amx_stream *s) {
-    const char *a = s->a.at + s->at * s->a.deep, *b = s->b + s->column * 128 + s->at * 16 * AMX_ROW;
+    const char *a = s->a.at + s->at * s->a.deep, *b = s->b + s->column * 2 * s->b_tile + s->at * AMX_TILE;
     char *c = s->c + s->column * 128;
+    const bool last = s->at + 1 == s->depth;
     if (s->at == 0) {
         if (s->add) {
             amx_load(0, c, AMX_ROW);
@@ -73,26 +79,39 @@ VEC_INLINE void amx_step(amx_stream *s) {
             amx_zero(3);
         }
     }
-    amx_load(4, a, s->a.row);
-    amx_load(6, b, AMX_ROW);
+    if (!s->loaded) {
+        amx_load(4, a, s->a.row);
+        amx_load(6, b, 64);
+        amx_load(7, b + s->b_tile, 64);
+        amx_load(5, a + s->a.second, s->a.row);
+        s->loaded = true;
+    }
+    s->at = last ? 0 : s->at + 1;
+    if (last && ++s->column == s->columns) {
+        s->column = 0;
+        s->a.at += s->a.block;
+        s->c += AMX_BLOCK * AMX_ROW;
+    }
     amx_multiply(0, 4, 6);
-    amx_load(7, b + 64, AMX_ROW);
     amx_multiply(1, 4, 7);
-    amx_load(5, a + s->a.second, s->a.row);
-    amx_multiply(2, 5, 6);
-    amx_multiply(3, 5, 7);
-    s->steps--;
-    if (++s->at == s->depth) {
+    if (--s->steps > 0) {
+        a = s->a.at + s->at * s->a.deep;
+        b = s->b + s->column * 2 * s->b_tile + s->at * AMX_TILE;
+        amx_load(4, a, s->a.row);
+        amx_multiply(2, 5, 6);
+        amx_load(6, b, 64);
+        amx_multiply(3, 5, 7);
+        amx_load(7, b + s->b_tile, 64);
+        amx_load(5, a + s->a.second, s->a.row);
+    } else {
+        amx_multiply(2, 5, 6);
+        amx_multiply(3, 5, 7);
+    }
+    if (last) {
         amx_store(0, c, AMX_ROW);
         amx_store(1, c + 64, AMX_ROW);
         amx_store(2, c + 16 * AMX_ROW, AMX_ROW);
         amx_store(3, c + 16 * AMX_ROW + 64, AMX_ROW);
-        s->at = 0;
-        if (++s->column == s->columns) {
-            s->column = 0;
-            s->a.at += s->a.block;
-            s->c += AMX_BLOCK * AMX_ROW;
-        }
     }
 }
 
