@@ -339,7 +339,8 @@ typedef enum attn_tensor_cores {
 /* Wishes for experiments. They change speed, never which result is right. */
 typedef struct attn_hints {
     size_t struct_size;
-    const char *implementation; /* NULL: the best that accepts; else this one or ERR_UNSUPPORTED */
+    const char *implementation; /* NULL: the best that accepts; else this one: ERR_UNSUPPORTED if it refuses the
+                                 * problem, ERR_DEVICE if this CPU cannot run it */
     int64_t block_q;            /* query rows a task; 0: chosen */
     int64_t block_kv;           /* keys a block; 0: chosen */
     int64_t splits;             /* parts the keys are split into; 0: chosen */
@@ -348,7 +349,8 @@ typedef struct attn_hints {
 } attn_hints;
 
 /* Can this context run it? The same answer, field and message that attn_plan_create would give.
- * ERR_INVALID: unsound. ERR_UNSUPPORTED: sound, but every implementation refuses, each with its reason. */
+ * ERR_INVALID: unsound. ERR_UNSUPPORTED: sound, but every implementation refuses, each with its reason.
+ * ERR_DEVICE: the CPU lacks what hints.implementation needs. */
 ATTN_API attn_status attn_supported(const attn_context *context, const attn_problem *problem, const attn_hints *hints,
                                     attn_error *error);
 /* hints NULL: automatic. *plan is NULL on failure. Strings in the arguments are copied. */

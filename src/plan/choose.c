@@ -11,6 +11,9 @@
 #include "base/text.h"
 #include "problem/problem.h"
 
+/* Those that some builds have, others not. */
+static const char *const cpu_names[] = {"amx", "avx512bf16", "avx512", "avx2", "neon", NULL};
+
 attn_status attn__impl_find(const attn__impl *const *list, const char *name, const char *field, const attn__impl **impl,
                             attn_error *error) {
     char known[160];
@@ -21,6 +24,12 @@ attn_status attn__impl_find(const attn__impl *const *list, const char *name, con
             return ATTN_OK;
         }
         attn__text_add(&text, "%s%s", n ? ", " : "", list[n]->name);
+    }
+    for (int n = 0; cpu_names[n]; n++) {
+        if (strcmp(cpu_names[n], name) == 0) {
+            return attn__fail(error, ATTN_ERR_DEVICE, field, "is %s, which is not in this build; it has %s", name,
+                              known);
+        }
     }
     return attn__fail(error, ATTN_ERR_INVALID, field, "is \"%.40s\", must be one of %s", name, known);
 }
@@ -59,9 +68,10 @@ attn_status attn__hints_read(const attn_hints *hints, attn_hints *out, attn_erro
     return ATTN_OK;
 }
 
-/* A refusal before it becomes text: `of_problem` tells those that another problem would not meet. */
+/* A refusal before it becomes text: `of_problem` tells those that another problem would not meet, `of_machine` those
+ * that another CPU would not. */
 typedef struct verdict {
-    bool refused, of_problem;
+    bool refused, of_problem, of_machine;
     char field[28], reason[128];
 } verdict;
 
@@ -110,6 +120,7 @@ static void judge(const attn_plan *plan, const attn__impl *const *list, const at
     } else if (missing) {
         snprintf(text, sizeof text, "this machine lacks %s", isa_name(missing));
         refuse(v, false, "", text);
+        v->of_machine = true;
     } else if (!named && !runs_by_itself(impl, &plan->problem)) {
         refuse(v, false, "", "runs only when hints.implementation names it");
     } else if (!(plan->problem.pass == ATTN_BACKWARD ? impl->backward : impl->forward)) {
@@ -200,8 +211,8 @@ attn_status attn__plan_choose(attn_plan *plan, const attn__impl *const *list, co
         keep(plan, list[n], &v);
         if (named && list[n] == named) {
             return v.of_problem ? attn__fail(error, ATTN_ERR_UNSUPPORTED, v.field, "%s (%s)", v.reason, named->name)
-                                : attn__fail(error, ATTN_ERR_UNSUPPORTED, "hints.implementation", "is %s: %s",
-                                             named->name, v.reason);
+                                : attn__fail(error, v.of_machine ? ATTN_ERR_DEVICE : ATTN_ERR_UNSUPPORTED,
+                                             "hints.implementation", "is %s: %s", named->name, v.reason);
         }
         if (v.of_problem && !first.refused) {
             first = v;

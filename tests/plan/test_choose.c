@@ -115,8 +115,11 @@ static void test_named(void **state) {
     assert_ptr_equal(plan.hints.implementation, avx2.name);
 
     plan = draft(AVX512, "fwd:" SMALL, "amx");
-    expect_error(attn__plan_choose(&plan, list, NULL, &error), &error, ATTN_ERR_UNSUPPORTED, "hints.implementation",
+    expect_error(attn__plan_choose(&plan, list, NULL, &error), &error, ATTN_ERR_DEVICE, "hints.implementation",
                  "is amx: this machine lacks amx");
+    plan = draft(SERVER, "fwd:" SMALL, "neon"); /* known, but not in this list */
+    expect_error(attn__plan_choose(&plan, list, NULL, &error), &error, ATTN_ERR_DEVICE, "hints.implementation",
+                 "is neon, which is not in this build; it has amx, avx512, picky, avx2, native, reference");
     plan = draft(SERVER, "bwd:" SMALL, "amx");
     expect_error(attn__plan_choose(&plan, list, NULL, &error), &error, ATTN_ERR_UNSUPPORTED, "pass",
                  "is backward, must be forward (amx)");
