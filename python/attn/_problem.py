@@ -2,6 +2,7 @@
 """From views of tensors and options to a plan. Plans are kept: one for each set of shapes, strides, types, options and
 device, the latest ones first."""
 import ctypes
+import numbers
 import operator
 import threading
 from collections import OrderedDict, namedtuple
@@ -61,7 +62,7 @@ def options(**given):
     plain.update({name: _flag(name, getattr(o, name)) for name in ("causal", "deterministic", "tf32")})
     for name in ("scale", "softcap", "dropout"):
         value = getattr(o, name)
-        if not isinstance(value, (int, float)) and not (name == "scale" and value is None):
+        if not isinstance(value, numbers.Real) and not (name == "scale" and value is None):
             raise invalid(name, repr(value), "be a number")
         plain[name] = value if value is None else float(value)
     if o.tensor_cores is not None and o.tensor_cores not in (False, True):

@@ -33,7 +33,11 @@ def without_torch(q, alike, others):
 
 def adopt(x, name):
     """A NumPy array or a torch tensor that shares x's memory; lists and numbers become arrays."""
-    if x is None or isinstance(x, np.ndarray) or is_torch(x):
+    if x is None or isinstance(x, np.ndarray):
+        return x
+    if is_torch(x):
+        if x.is_nested:
+            raise invalid(name, "a nested tensor", "be a plain one, with its sequences packed in a row or padded")
         return x
     if hasattr(x, "__dlpack__"):
         if x.__dlpack_device__()[0] == 1:

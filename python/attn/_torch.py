@@ -26,14 +26,27 @@ def traced():
     return _compiling() or bool(_modes() or _transforms() or _tracing())
 
 
-def _once(found):
-    """Gradients of which no further ones exist: asking for those is an error, not zero."""
+_SECOND = "attn.attention: backward of backward is not offered"
+
+
+class _Last(torch.autograd.Function):
+    """Hands gradients on as they are. They depend on all that is given, and asking how is an error."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(_SECOND)
+
+
+def _once(found, *sources):
+    """Gradients of which no further ones exist: asking for those is an error, neither zero nor unused."""
     if not _grad_enabled():
         return found
-    given = [g.detach().requires_grad_() for g in found if g is not None]
-    fail = torch._C._functions.DelayedError(b"attn.attention: backward of backward is not offered", len(given))
-    marked = fail(*given)
-    marked = iter((marked,) if isinstance(marked, Tensor) else marked)
+    given = [g for g in found if g is not None]
+    marked = iter(_Last.apply(len(given), *given, *sources))
     return tuple(None if g is None else next(marked) for g in found)
 
 
@@ -66,7 +79,7 @@ class _Prepared(torch.autograd.Function):
             seed = last if seed is None else seed
         found = ctx.call.backward(dout, dlse, ctx.needs_input_grad[:5], q, k, v, o, lse, others or None, seed, ctx.moved)
         if _grad_enabled():
-            found = _once(found)
+            found = _once(found, dout, dlse, q, k, v, *(t for t in others if t is not seed))
         return (*found, None)
 
 
@@ -87,10 +100,10 @@ class _Plain(torch.autograd.Function):
             call = ctx.call.gradients.get((_FIVE, dout.stride(), None))
             if call is not None:
                 dq, dk, dv = call.plain(dout, q, k, v, o, lse)
-                return (*_once((dq, dk, dv)), None) if _grad_enabled() else (dq, dk, dv, None)
+                return (*_once((dq, dk, dv), dout, q, k, v), None) if _grad_enabled() else (dq, dk, dv, None)
         need = (*ctx.needs_input_grad[:3], False, False)
         found = ctx.call.backward(dout, None, need, q, k, v, o, lse, None, None)
-        return (*(_once(found) if _grad_enabled() else found)[:3], None)
+        return (*(_once(found, dout, q, k, v) if _grad_enabled() else found)[:3], None)
 
 
 _THREE, _FIVE = (True, True, True, False), (True, True, True, False, False)
@@ -128,7 +141,7 @@ def quick(q, k, v, options, out, out_dtype, return_lse, bias, mask, alibi, sink,
         if options[7]:
             seeded = q.is_cuda if seed is None else isinstance(seed, Tensor) and seed.is_cuda
         call = _prepared.find(_prepared.key_of(q, k, v, others, seeded, out, options, out_dtype, max_seqlen_q, max_seqlen_kv))
-    except TypeError:
+    except (TypeError, RuntimeError):  # no hash, no sizes (nested tensors)
         return None
     if call is None:
         return None
@@ -227,15 +240,58 @@ def _save(ctx, inputs, output):
 
 
 def _op_backward(ctx, dout, dlse):
+    return _gradients(ctx, dout, dlse, _backward_op)
+
+
+def _gradients(ctx, dout, dlse, backward):
     *tensors, o, lse = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros_like(o)
     need = list(ctx.needs_input_grad[:5])
-    found = _backward_op(dout, dlse, o, lse, need, *tensors, *ctx.numbers)
+    found = backward(dout, dlse, o, lse, need, *tensors, *ctx.numbers)
     return (*(g if wanted else None for g, wanted in zip(found, need)), *(None,) * 34)
 
 
+def _no_further(ctx, *_):
+    raise RuntimeError(_SECOND)
+
+
 _forward_op.register_autograd(_op_backward, setup_context=_save)
+_backward_op.register_autograd(_no_further)
+
+
+class _Transformed(torch.autograd.Function):
+    """attn::forward under functorch's transformations (torch.func), which know no operator's own formula."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        return _forward_op(*inputs)
+
+    setup_context = staticmethod(_save)
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        return _gradients(ctx, dout, dlse, _TransformedBackward.apply)
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise invalid("q", "with a forward-mode tangent, as may be others", "have none: only reverse-mode gradients exist")
+
+
+class _TransformedBackward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs):
+        return _backward_op(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = jvp = staticmethod(_no_further)
 
 
 def _seed(seed, offset, q):
@@ -283,7 +339,7 @@ def attention(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seq
     if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
         raise invalid("out", "a tensor that requires a gradient", "not require one")
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.layout != torch.strided:
+        if _tensors.adopt(t, name).layout != torch.strided:
             raise invalid(name, f"of layout {t.layout}", "be strided")
     if any(type(t) not in _PLAIN for t in (q, k, v)) or traced() or (q.is_meta and k.is_meta and v.is_meta):
         return _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqlen_kv, given, more)
@@ -313,7 +369,8 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
         signed = [(word + 2**63) % 2**64 - 2**63 for word in words]
         seed, offset = torch.tensor(signed, dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]
-    return _forward_op(q, k, v, bias, sink, more["mask"], more["alibi"], *(more[n] for n in _prepared.OTHERS[4:]), seed, offset,
+    forward = _Transformed.apply if _transforms() and not _compiling() else _forward_op
+    return forward(q, k, v, bias, sink, more["mask"], more["alibi"], *(more[n] for n in _prepared.OTHERS[4:]), seed, offset,
                        max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"], given["causal"], given["corner"], left, right,
                        given["global_tokens"], given["scale"], given["softcap"], given["dropout"], given["deterministic"],
                        given["tf32"], given["implementation"], given["tile_q"], given["tile_kv"], given["splits"], given["stages"],
