@@ -295,7 +295,6 @@ def test_rotary(interleaved):
 
 
 REFUSED = [
-    (fa2, "flash_attn_func", {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs"),
     (fa3, "flash_attn_func", {"attention_chunk": 4}, "attention_chunk"),
     (fa3, "flash_attn_func", {"sm_margin": 1}, "sm_margin"),
     (fa3, "flash_attn_func", {"q_descale": torch.ones(1, 2)}, "q_descale"),

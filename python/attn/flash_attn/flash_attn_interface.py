@@ -11,7 +11,7 @@ callers inspect. rng_state is [seed, offset] as int64; backward replays the drop
 
 import torch
 
-from attn import _flash, _kvcache, _run
+from attn import _flash, _kvcache, _probs, _run
 from attn._flash import attend, refuse
 
 
@@ -27,11 +27,11 @@ class _RawBinding:
 flash_attn_gpu = _RawBinding()
 
 
-def _returned(o, lse, return_attn_probs):
+def _returned(o, lse, kept, return_attn_probs):
     """o, or (o, lse, S_dmask), which is empty as it is in the original without dropout."""
     if not return_attn_probs:
         return o
-    return o, _flash.empty_up(lse), o.new_empty(0)
+    return o, _flash.empty_up(lse), o.new_empty(0) if kept is None else kept
 
 
 def _options(q, dropout_p, softmax_scale, softcap, alibi_slopes):
@@ -53,9 +53,13 @@ def _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k):
     }
 
 
-def _refuse_probs(wanted, dropout_p, name):
-    if wanted and _flash.number("dropout_p", dropout_p) > 0.0:
-        refuse(name, "is True, must be False where dropout_p > 0: the matrix of kept probabilities is not offered")
+def _attend(q, k, v, keys, return_attn_probs, **options):
+    """What the functions return, differentiable. One seed serves the output and the matrix that shows what it dropped."""
+    shown = return_attn_probs and options["dropout"] > 0.0
+    if shown:
+        options["seed"] = _flash.new_state(_flash.tensor("q", q).device)
+    o, lse = attend(q, k, v, keys=keys, wants_lse=bool(return_attn_probs), **options)
+    return _returned(o, lse, _probs.matrix(q, k, keys, **options) if shown else None, return_attn_probs)
 
 
 def flash_attn_func(
@@ -63,12 +67,10 @@ def flash_attn_func(
     deterministic=False, return_attn_probs=False,
 ):  # fmt: skip
     """Attention of q (b, sq, h, d) over k, v (b, sk, hk, d); causal is aligned to the bottom right."""
-    _refuse_probs(return_attn_probs, dropout_p, "return_attn_probs")
-    o, lse = attend(
-        q, k, v, keys=_flash.keys_of(k), causal=causal, window_size=window_size, deterministic=deterministic,
-        wants_lse=bool(return_attn_probs), **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
+    return _attend(
+        q, k, v, _flash.keys_of(k), return_attn_probs, causal=causal, window_size=window_size, deterministic=deterministic,
+        **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
-    return _returned(o, lse, return_attn_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -102,13 +104,11 @@ def flash_attn_varlen_func(
 ):  # fmt: skip
     """As flash_attn_func on packed sequences: q (total_q, h, d), k, v (total_k, hk, d), cu_seqlens int32 (b + 1)."""
     _flash.refuse_given(block_table=block_table)
-    _refuse_probs(return_attn_probs, dropout_p, "return_attn_probs")
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    o, lse = attend(
-        q, k, v, keys=packing["max_seqlen_kv"], causal=causal, window_size=window_size, deterministic=deterministic,
-        wants_lse=bool(return_attn_probs), **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
+    return _attend(
+        q, k, v, packing["max_seqlen_kv"], return_attn_probs, causal=causal, window_size=window_size, deterministic=deterministic,
+        **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
-    return _returned(o, lse, return_attn_probs)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -151,13 +151,16 @@ def flash_attn_with_kvcache(
     return (o, _flash.empty_up(lse)) if return_softmax_lse else o
 
 
-def _forward(q, k, v, keys, dropout_p, causal, window_size, **options):
+def _forward(q, k, v, keys, dropout_p, return_softmax, causal, window_size, **options):
     _flash.refuse_gradients(q=q, k=k, v=v)
     state = _flash.new_state(q.device) if dropout_p > 0.0 else torch.zeros(2, dtype=torch.int64, device=q.device)
     options.update(_flash.seed_of(state, dropout_p))
     with torch.no_grad(), _flash.their_names():
-        o, lse = _run.forward(q, k, v, **_flash.plain(keys, causal, window_size, options))
-    return o, _flash.empty_up(lse), o.new_empty(0), state
+        o, lse = _run.forward(q, k, v, **_flash.plain(keys, causal, window_size, dict(options)))
+    kept = o.new_empty(0)
+    if return_softmax and dropout_p > 0.0:
+        kept = _probs.matrix(q, k, keys, causal=causal, window_size=window_size, **options)
+    return o, _flash.empty_up(lse), kept, state
 
 
 def _flash_attn_forward(
@@ -165,9 +168,8 @@ def _flash_attn_forward(
     return_softmax,
 ):  # fmt: skip
     """(out, lse, S_dmask, rng_state), without autograd."""
-    _refuse_probs(return_softmax, dropout_p, "return_softmax")
     return _forward(
-        q, k, v, _flash.keys_of(k), dropout_p, causal, (window_size_left, window_size_right),
+        q, k, v, _flash.keys_of(k), dropout_p, return_softmax, causal, (window_size_left, window_size_right),
         **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
@@ -179,10 +181,9 @@ def _flash_attn_varlen_forward(
 ):  # fmt: skip
     """(out, lse, S_dmask, rng_state), without autograd. Rows past the last sequence are always 0."""
     _flash.refuse_given(block_table=block_table, leftpad_k=leftpad_k)
-    _refuse_probs(return_softmax, dropout_p, "return_softmax")
     packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _forward(
-        q, k, v, packing["max_seqlen_kv"], dropout_p, causal, (window_size_left, window_size_right),
+        q, k, v, packing["max_seqlen_kv"], dropout_p, return_softmax, causal, (window_size_left, window_size_right),
         used_kv=seqused_k, splits=num_splits, **packing, **_options(q, dropout_p, softmax_scale, softcap, alibi_slopes),
     )  # fmt: skip
 
