@@ -65,6 +65,8 @@ def tensor(name, t, shape=None, dtype=None, device=None):
 
 
 def number(name, value):
+    if type(value) is float:
+        return value
     if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:
         return float(value)
     raise invalid(name, repr(value), "be a number")
@@ -77,6 +79,8 @@ def unpacked(name, t, count, axes):
 
 def window_of(window_size, keys):
     """(left, right) as whole numbers. FlashAttention takes an extent of all keys or more for an open side."""
+    if type(window_size) is tuple and window_size == (-1, -1):
+        return window_size
     try:
         left, right = (-1 if w is None else operator.index(w) for w in window_size)
     except (TypeError, ValueError):
@@ -147,8 +151,8 @@ def plain(keys, causal, window_size, arguments):
 def attend(q, k, v, *, keys, causal, window_size, wants_lse, **options):
     """(o, lse or None), differentiable in q, k and v through o alone, as in FlashAttention."""
     window = window_of(window_size, keys)
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, torch.Tensor):
+    if not (isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
+        for name, t in (("q", q), ("k", k), ("v", v)):
             tensor(name, t)
     try:
         found = attn.attention(q, k, v, causal=bool(causal), window=window, return_lse=wants_lse, **options)
