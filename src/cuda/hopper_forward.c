@@ -19,8 +19,8 @@ enum { ROLE_FORWARD = 0 };
 #define SHARED_TAIL   640
 #define LONG_ROWS     6144                /* from here on wide blocks of keys pay at d 64 */
 #define NARROW_WINDOW 2048                /* below it narrow blocks of keys pay at d 128 */
-#define ALARM_BITS    0x5d800000          /* 2^60 */
-#define ALARM_BITS_16 0x47000000          /* 2^15: no weight passes f16's largest */
+#define ALARM_BITS    0x41400000          /* 12 */
+#define LOST_BITS     0x5d800000          /* 2^60 */
 #define KEYS_A_TILE   256                 /* from here on splits pay */
 #define COUNTER_SIZE  16                  /* a mark and a counter: forward_deal.cuh */
 #define SECTION_BYTES ((int64_t)32 << 20) /* keys and values of heads whose tiles run together */
@@ -143,7 +143,8 @@ attn_status attn__hopper_prepare_forward(attn_plan *plan, attn_error *error) {
     attn__kernel_set(kernel, "WIDTH_V", width_of(p->dim_v));
     attn__kernel_set(kernel, "QUERIES_HELD", v->held);
     attn__kernel_set(kernel, "NO_MAX", v->blind);
-    attn__kernel_set(kernel, "ALARM", p->q.dtype == ATTN_F16 ? ALARM_BITS_16 : ALARM_BITS);
+    attn__kernel_set(kernel, "ALARM", ALARM_BITS);
+    attn__kernel_set(kernel, "LOST", LOST_BITS);
     attn__kernel_set(kernel, "DYNAMIC", dynamic);
     attn__kernel_set(kernel, "REGISTERS_PRODUCER", producer);
     attn__kernel_set(kernel, "REGISTERS_CONSUMER", consumer);

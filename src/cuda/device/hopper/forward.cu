@@ -4,7 +4,7 @@
  * One block a processor, persistent: warp group 0 places tiles and brings their operands (forward_place.cuh,
  * forward_producer.cuh), GROUPS others consume 64 rows of each tile (forward_consumer.cuh). Constants beside those of
  * the problem: GROUPS, PACK (heads of a tile), TILE_KV, STAGES_Q, STAGES_K, STAGES_V, WIDTH_V, QUERIES_HELD (as A's
- * registers), NO_MAX and ALARM (forward_softmax.cuh), DYNAMIC (tiles drawn from a counter in params.extra),
+ * registers), NO_MAX, ALARM and LOST (forward_softmax.cuh), DYNAMIC (tiles drawn from a counter in params.extra),
  * REGISTERS_PRODUCER, REGISTERS_CONSUMER, SHARED.
  *
  * Limits: scores of nothing but scale > 0, soft cap and band; heads up to 256; o of q's type. */

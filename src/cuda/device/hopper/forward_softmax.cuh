@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Scores to probabilities, in a warp's registers (laid out as wgmma.cuh tells): a thread holds two rows, 8 apart.
  *
- * Each row has a reference r (log2 units); what is summed is 2^(factor s - r). Output and lse do not depend on r as
- * long as nothing overflows, so r need not be the largest score:
+ * Each row has a reference r (log2 units); what is summed is 2^(factor s - r). But for overflow r need not be the
+ * largest score; but a weight that is rounded and not 1 is off by up to half a unit in its last place, and where it
+ * outweighs the rest of its row so is the output, since the sum takes it unrounded. So r stays near the largest:
  *   - blocks that look for it (a tile's first, and masked ones) move r only if the largest grew by more than LAZY;
- *   - NO_MAX (bf16, whose exponents reach as far as float's): blocks without masked keys do not look at all. The sum of
- *     a row over the block is needed anyway and is the alarm: at ALARM or above the warp computes the block's
- *     scores again with warp-wide products and takes their largest. Masked blocks leave every row that sees a key there
- *     with a sum of about 1 or more, so nothing is lost below. */
+ *   - NO_MAX: blocks without masked keys do not look at all. Their sums are needed anyway and are the alarm: a partial
+ *     sum of ALARM or more makes the warp scale the block's weights down to a largest of 1, and where one reaches LOST,
+ *     past which they may have overflown, it first computes the block's scores again with warp-wide products. */
 #pragma once
 #include "hopper/forward_tile.cuh"
 #include "score.cuh"
 
-#define LAZY         8.0f
+#define LAZY         2.0f
 #define NO_REFERENCE (-1.0e30f) /* of a row that has seen no key: finite, so that no NaN arises */
 #define SCORES       (TILE_KV / 2)
 #define SUMS         (WIDTH_V / 2)
@@ -65,8 +65,8 @@ INLINE void hide_keys(const attn__params &p, const forward_tile &tile, const key
     }
 }
 
-/* The largest score of each row, in log2 units and at least NO_REFERENCE. */
-INLINE void find_largest(const forward_rows &w, float (&largest)[2]) {
+/* The largest of each row, of scores as they come from products or of weights. */
+INLINE void find_peaks(const forward_rows &w, float (&peak)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float x = w.s[2 * half], y = w.s[2 * half + 1];
@@ -75,12 +75,18 @@ INLINE void find_largest(const forward_rows &w, float (&largest)[2]) {
             x = fmaxf(x, w.s[4 * n + 2 * half]);
             y = fmaxf(y, w.s[4 * n + 2 * half + 1]);
         }
-        largest[half] = fmaxf(quad_max(fmaxf(x, y)) * w.factor, NO_REFERENCE);
+        peak[half] = quad_max(fmaxf(x, y));
     }
 }
+/* The largest score of each row, in log2 units and at least NO_REFERENCE. */
+INLINE void find_largest(const forward_rows &w, float (&largest)[2]) {
+    find_peaks(w, largest);
+    largest[0] = fmaxf(largest[0] * w.factor, NO_REFERENCE);
+    largest[1] = fmaxf(largest[1] * w.factor, NO_REFERENCE);
+}
 
-/* Scores become probabilities; their sums of this thread's columns are returned. */
-INLINE void raise_scores(forward_rows &w, float (&sum)[2]) {
+/* Scores become probabilities; sum: of this thread's columns. Returns the largest partial sum, of half the columns. */
+INLINE float raise_scores(forward_rows &w, float (&sum)[2]) {
     float even[2] = {0.0f, 0.0f}, odd[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int n = 0; n < TILE_KV / 8; n++) {
@@ -95,6 +101,7 @@ INLINE void raise_scores(forward_rows &w, float (&sum)[2]) {
     }
     sum[0] = even[0] + odd[0];
     sum[1] = even[1] + odd[1];
+    return fmaxf(fmaxf(even[0], odd[0]), fmaxf(even[1], odd[1]));
 }
 
 INLINE void move_references(forward_rows &w, const float (&largest)[2]) {
@@ -149,18 +156,41 @@ INLINE void scores_again(const forward_place &at, forward_rows &w, uint32_t quer
     }
 }
 
+INLINE bool reaches(float sum, unsigned bits) {
+    return __any_sync(0xffffffffu, !(sum < __uint_as_float(bits)));
+}
+
+/* References move to the block's largest weights, and its weights with them. */
+INLINE void lower_weights(forward_rows &w, float (&sum)[2]) {
+    float largest[2];
+    find_peaks(w, largest);
+    largest[0] = w.reference[0] + log2_fast(largest[0]);
+    largest[1] = w.reference[1] + log2_fast(largest[1]);
+    move_references(w, largest);
+#pragma unroll
+    for (int n = 0; n < SCORES; n++) {
+        w.s[n] *= w.shrink[n / 2 & 1];
+    }
+    sum[0] *= w.shrink[0];
+    sum[1] *= w.shrink[1];
+}
+
 /* A block whose every key every row sees, without a look unless the alarm tells. */
 INLINE void softmax_blind(const attn__params &p, const forward_place &at, forward_rows &w, uint32_t queries,
                           uint32_t keys) {
     float sum[2], largest[2];
-    raise_scores(w, sum);
-    w.moved = __any_sync(0xffffffffu, !(fmaxf(sum[0], sum[1]) < __uint_as_float(ALARM)));
+    const float most = raise_scores(w, sum);
+    w.moved = reaches(most, ALARM);
     if (w.moved) {
-        scores_again(at, w, queries, keys);
-        bend_scores(p, w);
-        find_largest(w, largest);
-        move_references(w, largest);
-        raise_scores(w, sum);
+        if (reaches(most, LOST)) {
+            scores_again(at, w, queries, keys);
+            bend_scores(p, w);
+            find_largest(w, largest);
+            move_references(w, largest);
+            raise_scores(w, sum);
+        } else {
+            lower_weights(w, sum);
+        }
     }
     w.sum[0] += sum[0];
     w.sum[1] += sum[1];
