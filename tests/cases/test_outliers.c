@@ -4,7 +4,9 @@
  * of a row to itself; one whose reference is another score rounds it, while the sum that it is divided by does not. The
  * RMS error of o is held against that of the same roundings made about the row's largest score: float64 but for the
  * weights, one after the other, and the output. Those of all elements are alike, so 32,768 of them tell a few percent
- * apart; what a reference at a first block's largest costs is 15 to 35 % here, a lag of 2 to 4 costs up to 5. */
+ * apart; what a reference at a first block's largest costs is 15 to 50 % here, a lag of 2 to 4 costs up to 5. `mma` has
+ * such a reference: beside the output's rounding it makes another of the same size, so that errors grow by the root
+ * of 2. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +17,10 @@
 #include "support/published.h"
 
 enum { ROWS = 256, KEYS = 2048, DIM = 128 };
-#define MOST 1.1
+
+static double most(const char *implementation) {
+    return strcmp(implementation, "mma") ? 1.1 : 1.6;
+}
 
 static double rounded(attn_dtype dtype, double value) {
     uint64_t one;
@@ -82,9 +87,9 @@ static void outliers(const char *implementation, attn_dtype dtype) {
         for (int i = 0; i < ROWS; i++) {
             add_row(&p, causal, i, &got, &ideal);
         }
-        if (!(got <= MOST * MOST * ideal)) {
+        if (!(sqrt(got / ideal) <= most(implementation))) {
             fail_msg("%s %s%s: the RMS error of o is %.3f of that of ideal roundings, may be %.2f", implementation,
-                     attn_dtype_name(dtype), causal ? " causal" : "", sqrt(got / ideal), MOST);
+                     attn_dtype_name(dtype), causal ? " causal" : "", sqrt(got / ideal), most(implementation));
         }
         published_end(&p);
     }
