@@ -5,7 +5,7 @@ attn stores no probabilities, so they are asked for: with values that are column
 columns of the matrix, with dropout and without it. That takes two calls for every 128 keys and memory for the whole."""
 import torch
 
-from . import _flash
+from . import _flash, _tensors
 from .flash_attn.layers.rotary import packed_positions
 
 _BLOCK = 128
@@ -22,7 +22,7 @@ def matrix(q, k, keys, *, dropout, seed, **options):
     q, k = q.detach(), k.detach()
     wide = torch.promote_types(q.dtype, torch.float32)
     if packed:
-        cu_q, cu_k = (options["cu_seqlens_" + side].to(q.device) for side in ("q", "kv"))
+        cu_q, cu_k = (torch.as_tensor(_tensors.lengths(options["cu_seqlens_" + side], "")).to(q.device) for side in ("q", "kv"))
         batch, rows = cu_q.numel() - 1, options["max_seqlen_q"]
         position, _ = packed_positions(k.shape[0], cu_k)
         at, sequence = packed_positions(q.shape[0], cu_q)
@@ -43,5 +43,7 @@ def matrix(q, k, keys, *, dropout, seed, **options):
             found[sequence, :, at, first : first + _BLOCK] = signed[inside]
         else:
             found[:, :, :rows, first : first + _BLOCK] = signed.transpose(1, 2)
+    if not keys:
+        return found.to(q.dtype)
     largest = found.abs().amax(-1, keepdim=True)
     return (found / torch.where(largest > 0, largest, 1.0)).to(q.dtype)

@@ -70,6 +70,8 @@ def view(x, name):
     if is_torch(x):
         if str(x.layout) != "torch.strided":
             raise invalid(name, f"of layout {x.layout}", "be strided")
+        if sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(x):
+            raise invalid(name, "a tensor of a torch.func transformation", "be a plain one: this call is not transformed")
         return View(x.data_ptr(), tuple(x.shape), x.stride(), str(x.dtype)[6:], str(x.device))
     size = x.dtype.itemsize
     if not x.dtype.isnative:

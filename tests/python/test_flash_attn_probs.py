@@ -88,3 +88,11 @@ def test_compiled():
     run = torch.compile(lambda *t: fa2.flash_attn_func(*t, P, causal=True, return_attn_probs=True), backend="aot_eager")
     o, _, shown = run(q, k, v)
     judged(q[0], k[0], v[0], o[0], shown[0], torch.float32, causal=True)
+
+
+def test_nothing_to_show():
+    q, k, v = make(1, 3, 5, 2, 2, 16)
+    assert fa2.flash_attn_func(q, k[:, :0], v[:, :0], P, return_attn_probs=True)[2].shape == (1, 2, 128, 0)
+    assert fa2.flash_attn_func(q[:, :0], k, v, P, return_attn_probs=True)[2].shape == (1, 2, 0, 128)
+    shown = fa2.flash_attn_varlen_func(q[0], k[0], v[0], [0, 1, 3], [0, 2, 5], 2, 3, P, return_attn_probs=True)[2]
+    assert shown.shape == (2, 2, 128, 128) and shown[1, :, :2, :3].all() and not shown[0, :, 1:].any()

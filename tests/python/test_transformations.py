@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import attn
 import attn.flash_attn as fa2
+import attn.flash_attn.flash_attn_interface as low
 
 func = torch.func
 
@@ -92,6 +93,22 @@ def test_second_derivatives_by_autograd(options, three):
             for x in (q, k, v, dout):
                 with pytest.raises(RuntimeError, match="not offered"):
                     torch.autograd.grad(g.sum(), x, allow_unused=True, retain_graph=True)
+
+
+UNSEEN = {
+    "vmap of a cache": lambda q, k, v: torch.vmap(lambda t: fa2.flash_attn_with_kvcache(t, k, v))(torch.stack((q, q))),
+    "jvp of merge": lambda q, k, v: func.jvp(lambda t: attn.merge([(t, q.new_zeros(2, 2, 5))] * 2)[0], (q,), (q,)),
+    "jvp of a drop-in's forward": lambda q, k, v: func.jvp(
+        lambda t: low._flash_attn_forward(t, k, v, 0.0, None, True, -1, -1, 0.0, None, False)[0], (q,), (q,)),
+    "grad of a drop-in's forward": lambda q, k, v: func.grad(
+        lambda t: low._flash_attn_forward(t, k, v, 0.0, None, True, -1, -1, 0.0, None, False)[0].sum())(q),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_calls_that_are_not_transformed(what, three):
+    with pytest.raises(attn.Error, match="torch.func|gradient"):
+        UNSEEN[what](*three)
 
 
 def test_nested_tensors_are_refused(three):
