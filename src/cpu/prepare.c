@@ -15,7 +15,8 @@
  * of each other, 48 lost 3 to 5 %, 288 lost 5 to 10 % when causal (Zen 4, 2026-11-29). A multiple of the tile's 6. */
 #define BLOCK_KV 96
 /* Few rows: at each change from K to V the stream of reads breaks off. 512 keys a block gave 5 to 10 % more than 128 on
- * one core of Zen 3, but 8 % less for bf16 in [B, S, H, D] on the Xeon (2026-11-30). */
+ * one core of Zen 3, but 8 % less for bf16 in [B, S, H, D] on the Xeon (2026-11-30). More queries than one are bound by
+ * arithmetic, and sums of shorter blocks are more exact: 160 keys in one sum missed the bound of error by 3 %. */
 #define BLOCK_KV_FEW 256
 /* Few rows: more parts, since the layout must not decide on them, tasks that must be left where kv heads go together,
  * and floats of q, as of sums, that L1 has room for. */
@@ -89,7 +90,9 @@ static void choose_forward(attn_plan *plan) {
     c->group = share > 1 && p->tokens_q < ATTN__BLOCK ? share : 1;
     c->few_rows = share * p->tokens_q <= ATTN__FEW;
     c->pairs = !c->few_rows && chooses_pairs(plan);
-    c->block_kv = plan->hints.block_kv > 0 ? plan->hints.block_kv : c->few_rows ? BLOCK_KV_FEW : BLOCK_KV;
+    c->block_kv = plan->hints.block_kv > 0          ? plan->hints.block_kv
+                  : c->few_rows && p->tokens_q == 1 ? BLOCK_KV_FEW
+                                                    : BLOCK_KV;
     if (c->few_rows) {
         c->group = share;
         c->block_q = ATTN__FEW;

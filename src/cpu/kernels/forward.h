@@ -62,8 +62,11 @@ static forward_scratch forward_carve(const attn_plan *plan, void *base) {
     s.room.v = scratch_take(base, &s.bytes, (size_t)pairs_of((int64_t)keys) * (size_t)p->dim_v * sizeof(float));
     s.careful_v = scratch_take(base, &s.bytes, (keys + 1) * (size_t)p->dim_v * sizeof(float));
 #else
-    const bool shared = plan->choice.block_q > ATTN__BLOCK;
-    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, shared, shared);
+    /* A copy that several row blocks read pays where rows lie apart, or where a block reads it once for each group of
+     * its lanes: rows side by side, read once a block, were 3 to 4 % faster in place (AVX-512 on the Xeon). */
+    const bool shared = plan->choice.block_q > ATTN__BLOCK, again = ATTN_LANES < ATTN__BLOCK;
+    s.room = key_room_take(base, &s.bytes, p, (int64_t)keys, shared && (again || p->k.stride[2] != p->dim_qk),
+                           shared && (again || p->v.stride[2] != p->dim_v));
 #endif
     return s;
 }
