@@ -97,6 +97,10 @@ cli_exit cli_gpu_rates(const attn_context *context, attn_device_rates *rates, cl
 }
 
 const char *cli_gpu_ceiling(const attn_device_rates *rates, const char *implementation, attn_dtype type, double *rate) {
+    if (strcmp(implementation, "hopper") == 0) { /* no ceiling of warp-group products is measured */
+        *rate = 0;
+        return NULL;
+    }
     if (strcmp(implementation, "mma") != 0) {
         *rate = rates->fma;
         return "fma";

@@ -19,7 +19,7 @@ cli_exit cli_gpu_measure(const cli_runner *runner, const cli_case *at, int least
 
 /* What the device's units do at most, measured now. */
 cli_exit cli_gpu_rates(const attn_context *context, attn_device_rates *rates, cli_error *error);
-/* The rate of the units that an implementation multiplies on, and their name. */
+/* The rate of the units that an implementation multiplies on, and their name; NULL where it is not measured. */
 const char *cli_gpu_ceiling(const attn_device_rates *rates, const char *implementation, attn_dtype type, double *rate);
 
 #endif
