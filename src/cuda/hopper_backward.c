@@ -8,6 +8,9 @@
  *   KEYS, QUERIES   mma's products for the tiles on the lists: none, if nothing is NaN or inf and every key is seen
  *   PARTS, DSINK    as mma's
  *
+ * ATTN_DETERMINISTIC: tiles add to a slot of dQ in the order of their slots (device/hopper/backward_order.cuh); DELTA
+ * clears the counts of turns.
+ *
  * The lists cost two launches of a block a processor that find nothing.
  *
  * Worked numbers, bf16, 227 KiB a block: d 128: keys 2 x 32 KiB, values 32 KiB, q 3 x 16, dout 2 x 16, dS 3 x 16: 224
@@ -23,6 +26,7 @@ enum { TILE_KV = 128, THREADS = 384, LISTED_BY = 8 };
 enum { SUMS_ALIGNMENT = 256 };
 enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
 enum { WIDE = 256, WIDE_THREADS = 512, WIDE_Q_STAGES = 2, WIDE_DO_STAGES = 3, WIDE_DS_STAGES = 2, WIDE_BARRIERS = 30 };
+enum { TURNS = 2 }; /* as in gradient_blocks.cuh */
 /* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
 enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, PLACE_RECORD = 104, WORD = 4 };
 
@@ -39,6 +43,11 @@ static int tile_q_of(int width) {
 /* Keys of a block of threads, by which tiles are listed and parts of gradients lie. */
 static int listed_of(int width) {
     return width == WIDE ? TILE_KV / 2 : TILE_KV;
+}
+
+/* A copy of a tile's place and two barriers (backward_order.cuh). */
+static size_t shared_of_order(const attn_problem *p) {
+    return p->flags & ATTN_DETERMINISTIC ? PLACE_RECORD + 2 * 8 : 0;
 }
 
 static size_t shared_of(int width) {
@@ -92,7 +101,7 @@ static void add_products(attn_plan *plan, const attn__mma_tiling *t) {
     }
     attn__kernel_name(kernel, "_m%dn%d", t->row.tile_q, TILE_KV);
     attn__kernel_finish(kernel, plan, wide ? WIDE_THREADS : THREADS,
-                        wide ? shared_of_wide() : shared_of((int)t->width_qk));
+                        (wide ? shared_of_wide() : shared_of((int)t->width_qk)) + shared_of_order(&plan->problem));
 }
 
 /* Short rows of narrow heads: `mma` has fewer launches (H200, d 64, 8 and 32 heads of 256 rows: 33 of 36 us). */
@@ -114,7 +123,9 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     attn__gpu_choice *choice = &plan->gpu_choice;
     const int width = width_of(p), tile_q = tile_q_of(width), listed = listed_of(width);
     const int warps_y = width == WIDE ? 4 : 2, dq_warps_m = width == 64 ? 8 : width == 128 ? 4 : 2;
-    attn__mma_tiling t = {{2, width, tile_q, listed, 8, warps_y, 2, dq_warps_m}, width, width, 0, 0, 1, true, true};
+    const bool ordered = (p->flags & ATTN_DETERMINISTIC) != 0;
+    attn__mma_tiling t = {
+        {2, width, tile_q, listed, 8, warps_y, 2, dq_warps_m}, width, width, 0, 0, 1, true, true, ordered};
     if (wants_few_launches(plan, p->heads_kv * attn__mma_slots(p, false, p->segments_kv, TILE_KV))) {
         return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_kv", "is %lld: so few keys are faster by fewer launches",
                           (long long)p->tokens_kv);
@@ -130,8 +141,8 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     choice->warps = (width == WIDE ? WIDE_THREADS : THREADS) / 32;
     choice->group = 1;
     choice->splits = t.parts;
-    /* stats, dsink's parts and the list of queries; the list of keys; the counts */
-    const size_t stats = attn__mma_floats(p->heads_q, slots, 2 * tile_q + 2);
+    /* stats, dsink's parts, the list of queries and the turns; the list of keys; the counts */
+    const size_t stats = attn__mma_floats(p->heads_q, slots, 2 * tile_q + 2 + (ordered ? TURNS : 0));
     const size_t list = attn__mma_floats(p->heads_kv * t.parts, key_slots, LISTED_BY);
     const size_t limit = SIZE_MAX / 4;
     choice->extra = attn__span_take(&plan->workspace, stats < limit && list < limit ? stats + list + 64 : SIZE_MAX);
@@ -155,6 +166,9 @@ static attn_status make_maps(attn__cuda_run *run, attn__maps *maps) {
         attn__map_shape shape =
             attn__tensor_map_shape(p, list[n].layout, list[n].queries, list[n].value,
                                    list[n].queries ? plan->gpu_choice.tile_q : listed_of(width_of(p)));
+        /* As rows_shared() of backward_bring.cuh. */
+        shape.sequences = p->flags & ATTN_DETERMINISTIC && list[n].layout->stride[0] == 0 &&
+                          (list[n].queries ? p->rows_q : p->rows_kv) != ATTN_DENSE;
         status = attn__tensor_map_make(run, list[n].map, list[n].ref, &shape, run->params.extra, list[n].name);
     }
     return status;

@@ -80,7 +80,7 @@ static bool choose_tiling(const attn_plan *plan, bool wishes, attn__mma_tiling *
             t->row.dq_warps_m *= 2;
         }
         t->two_passes = deterministic(p);
-        t->listed = false;
+        t->listed = t->ordered = false;
         attn__mma_shared(t);
         size_t most = t->shared_keys > t->shared_queries ? t->shared_keys : t->shared_queries;
         if (t->row.element_size == (int)attn_dtype_size(p->q.dtype) && dim <= t->row.widest &&
@@ -101,6 +101,9 @@ static attn__kernel *start(attn_plan *plan, const attn__mma_tiling *t, int role,
     attn__kernel_set(kernel, "TILE_KV", t->row.tile_kv);
     attn__kernel_set(kernel, "LISTS", t->listed);
     attn__kernel_set(kernel, "STATS_BY_LANE", t->listed);
+    if (t->ordered) {
+        attn__kernel_set(kernel, "DETERMINISTIC", 1);
+    }
     return kernel;
 }
 

@@ -31,6 +31,7 @@ typedef struct attn__mma_tiling {
     int64_t parts;   /* of the query heads of a kv head */
     bool two_passes; /* dQ by a pass of its own, over tiles of queries */
     bool listed;     /* products only for the tiles on lists (LISTS, FLAGGED) */
+    bool ordered;    /* `hopper` with ATTN_DETERMINISTIC (DETERMINISTIC) */
 } attn__mma_tiling;
 
 /* Fills shared_keys and shared_queries. */

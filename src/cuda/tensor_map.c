@@ -16,6 +16,7 @@ static attn_status encode(const attn__cuda_run *run, attn__map *map, const attn_
                      : shape->dtype == ATTN_F16 ? CU_TENSOR_MAP_FLOAT16
                                                 : CU_TENSOR_MAP_BFLOAT16;
     const int64_t size = (int64_t)attn_dtype_size(shape->dtype), extents[3] = {shape->rows, shape->heads, shape->batch};
+    char *base = tensor->data;
     uint64_t sizes[4] = {(uint64_t)shape->dim}, strides[3];
     uint32_t box[4] = {(uint32_t)(BOX_BYTES / size), (uint32_t)shape->box_rows, (uint32_t)shape->box_heads, 1};
     for (int axis = 0; axis < 3; axis++) {
@@ -23,10 +24,16 @@ static attn_status encode(const attn__cuda_run *run, attn__map *map, const attn_
         /* The one place along an axis of extent 1 is at 0: its stride only has to be legal. */
         strides[axis] = extents[axis] > 1 ? (uint64_t)(tensor->stride[2 - axis] * size) : GRAIN;
     }
+    if (shape->sequences) { /* the base need not be memory: boxes before the tensor's first row are never asked for */
+        sizes[1] = (uint64_t)shape->box_rows;
+        sizes[3] = (uint64_t)(shape->box_rows + (shape->rows > 1 ? shape->rows : 1));
+        strides[2] = strides[0];
+        base = (char *)((uintptr_t)base - strides[0] * (uintptr_t)shape->box_rows);
+    }
     const attn__driver *driver = &run->plan->context->cuda->driver;
-    CUresult result = driver->TensorMapEncodeTiled(map, type, 4, tensor->data, sizes, strides, box, ones,
-                                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                                   CU_TENSOR_MAP_L2_256B, CU_TENSOR_MAP_FILL_ZERO);
+    CUresult result =
+        driver->TensorMapEncodeTiled(map, type, 4, base, sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_256B, CU_TENSOR_MAP_FILL_ZERO);
     return result ? attn__driver_fail(driver, result, field, "cuTensorMapEncodeTiled", run->error) : ATTN_OK;
 }
 

@@ -15,7 +15,12 @@ typedef struct attn__map_shape {
     attn_dtype dtype; /* f16, bf16 or f32 */
     int64_t dim, rows, heads, batch;
     int box_rows, box_heads;
+    bool sequences; /* of packed rows: boxes that end with their sequence (below) */
 } attn__map_shape;
+
+/* Maps with `sequences`, of batch 1: both the row axis, of `box_rows` places, and the outermost, of rows + box_rows, go
+ * from row to row, and the base lies box_rows rows before the tensor. So a box at (n, first + box_rows - n) begins at
+ * row `first` and has zeros behind its first box_rows - n rows. */
 
 /* Do strides allow a map (the address aside)? Each is a positive multiple of 16 bytes where the extent is above 1, and
  * dim lies close. Packed rows and rows of one buffer have batch 1. */

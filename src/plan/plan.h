@@ -84,7 +84,7 @@ typedef struct attn__choice {
 /* One device kernel, fully specialised: what is compiled, under which name, with which constants. The name is unique
  * for its constants and is what a profiler shows:
  * attn_fwd_bf16_d128_m128n64_s2_causal__sm80. Constants reach the source as #define NAME VALUE. */
-#define ATTN__MAX_CONSTANTS 40
+#define ATTN__MAX_CONSTANTS 48
 typedef struct attn__kernel {
     char name[128];
     const char *source; /* entry file in src/cuda/device: "forward_mma.cu" */

@@ -18,6 +18,7 @@
  *
  * What costs registers is delicate: the assembler must never have to touch sums that are under way (wgmma.cuh). */
 #include "hopper/backward_load.cuh"
+#include "hopper/backward_order.cuh"
 #include "hopper/backward_scores.cuh"
 #include "hopper/backward_store.cuh"
 
@@ -93,7 +94,13 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
     if (!first) {
         pin(dq);
     }
+    if (!first) {
+        turn_wait(w.shared, w.turn_parity);
+    }
     probabilities<!first>(p, w, s, state.late, dq);
+    if (!first) {
+        turn_end(w.shared, w.lane);
+    }
     if (SPREAD) { /* complete long ago: a branch, past which the assembler moves no exponential */
         barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
     }
@@ -117,14 +124,18 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], const uint
     if (!first) {
         products_wait<1>();
         pin(dq);
+        turn_wait(w.shared, w.turn_parity);
         add_dq<0, NQ / 4>(dq_place(p, w, state.late), dq);
+        turn_end(w.shared, w.lane);
     }
     wait_for_ds(w);
     products_wait<0>();
     issue_dq(w, dq, w.buffer);
     products_wait<0>();
     pin(dq);
+    turn_wait(w.shared, w.turn_parity);
     add_dq<0, NQ / 4>(dq_place(p, w, state.slot), dq);
+    turn_end(w.shared, w.lane);
     release(w.lane, w.shared + Q_EMPTY + 8 * w.q_ring.stage);
     ring_next<Q_STAGES>(w.q_ring);
     w.buffer = w.buffer == 2 ? 0 : w.buffer + 1;
@@ -191,12 +202,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if (warp < 4) {
         registers_give<24>();
-        if (threadIdx.x == 0) {
+        const bool loads = DETERMINISTIC || threadIdx.x % 32 == 0; /* backward_bring.cuh */
+        if (warp == 0 && loads) {
             load_queries(p, maps);
-        } else if (threadIdx.x == 32) {
+        } else if (warp == 1 && loads) {
             load_douts(p, maps);
         } else if (threadIdx.x == 64) {
             place_all(p);
+        } else if (DETERMINISTIC && threadIdx.x == 96) {
+            order_all(p);
         }
     } else {
         registers_take<240>();

@@ -63,9 +63,11 @@ template <int first, int count> INLINE void add_pieces(float *to, const float (&
     add_dq<first, first + count>(first < NQ / 8 ? to : to + 1024, dq);
 }
 
-INLINE void add_all(const attn__params &p, const scorer &w, int slot, const float (&dq)[NQ]) {
+INLINE void add_all(const attn__params &p, scorer &w, int slot, const float (&dq)[NQ]) {
+    turn_wait(w.shared, w.turn_parity);
     add_pieces<0, NQ / 8>(sums_at(p, w, slot), dq);
     add_pieces<NQ / 8, NQ / 8>(sums_at(p, w, slot), dq);
+    turn_end(w.shared, w.lane);
 }
 
 /* Products of S^T in eight parts with an eighth of the additions of dQ after each: a warp that issues products waits
@@ -165,7 +167,13 @@ INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const floa
     /* Asked for before the additions, behind which they would wait. */
     const bool masked = step_word(step_address(w), STEP_FLAGS) & STEP_MASKED;
     const lane_stats lse = stats_of(w, 0);
+    if (with_dq) {
+        turn_wait(w.shared, w.turn_parity);
+    }
     issue_scores<with_dq>(p, w, s, slot, dq);
+    if (with_dq) {
+        turn_end(w.shared, w.lane);
+    }
     products_wait<0>();
     pin(s);
     probabilities(p, w, masked, lse, s);
@@ -318,7 +326,7 @@ INLINE void feed(const attn__params &p, const attn__maps &maps, int warp, int ra
     } else if (warp == 2) {
         load_douts(p, maps, rank);
     } else {
-        send_all(rank);
+        send_all(p, rank);
     }
 }
 
@@ -334,7 +342,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 
     cluster_sync();
     if (warp < GROUP) {
         registers_give<32>();
-        if (threadIdx.x % 32 == 0) {
+        if (threadIdx.x % 32 == 0 || (DETERMINISTIC && (warp == 1 || warp == 2))) { /* backward_bring.cuh */
             feed(p, maps, warp, rank);
         }
     } else {

@@ -118,6 +118,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) ATTN_KERNEL(const __gri
                 sums[at] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
         }
+        if (DETERMINISTIC && threadIdx.x < TURNS) {
+            scratch.turns[number * TURNS + threadIdx.x] = 0;
+        }
         const float factor = p.scale * LOG2E;
         const double units = SCORE_PLAIN ? (double)factor / (double)p.scale : 1.0;
         for (int r0 = (int)threadIdx.x / LANES; r0 < TILE_Q; r0 += AT_ONCE * ROWS) {

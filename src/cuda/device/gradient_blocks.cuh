@@ -26,6 +26,11 @@
 #define LISTED_KV TILE_KV
 #endif
 
+/* Backward on Hopper: is dQ added up in a fixed order? */
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0
+#endif
+
 /* The side that a tile is made of, and the side whose blocks it meets. */
 #define TILE_X (PASS_KEYS ? TILE_KV : TILE_Q)
 #define TILE_Y (PASS_KEYS ? TILE_Q : TILE_KV)
@@ -114,10 +119,14 @@ typedef struct tile_list {
 } tile_list;
 #define LISTED_BY 8 /* warps that may each add a tile of keys */
 
+/* With DETERMINISTIC, of each slot of queries: how many tiles of keys have added to it, apart for each of the two
+ * blocks of threads that may share a tile. */
+#define TURNS 2
+
 typedef struct row_scratch {
     float *stats, *sinks;
     int64_t slots;
-    int *next_tile;
+    int *next_tile, *turns;
     tile_list keys, queries;
 } row_scratch;
 
@@ -131,7 +140,8 @@ INLINE row_scratch row_scratch_of(const attn__params &p) {
         scratch.next_tile = counts;
         scratch.keys.count = counts + 1;
         scratch.queries.count = counts + 2;
-        scratch.queries.tiles = counts + 4;
+        scratch.turns = counts + 4;
+        scratch.queries.tiles = scratch.turns + (DETERMINISTIC ? p.heads_q * scratch.slots * TURNS : 0);
         scratch.keys.tiles = scratch.queries.tiles + p.heads_q * scratch.slots;
     }
     return scratch;
@@ -146,8 +156,11 @@ INLINE void key_part_of(const attn__params &p, int part, int head, int64_t slot,
     rows->stride[3] = 1;
 }
 
-/* Can boxes (maps.h) read all that they must? Else every tile goes to a list. */
+/* Can boxes (maps.h) read all that they must? Else every tile goes to a list; but not with DETERMINISTIC. */
 INLINE bool boxes_read(const attn__params &p) {
+    if (DETERMINISTIC) {
+        return true; /* hopper/backward_bring.cuh */
+    }
     const unsigned needed = ATTN__ALIGNED_Q | ATTN__ALIGNED_K | ATTN__ALIGNED_V | ATTN__ALIGNED_DOUT;
     return (p.aligned & needed) == needed;
 }

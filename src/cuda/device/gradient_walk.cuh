@@ -6,12 +6,16 @@
  * one by one.
  *
  * Registers are for what each step needs, so a walk is little more than a head and a block: what is true of a run lies
- * in shared memory, but for segments, where the run changes under way. */
+ * in shared memory, but for segments, where the run changes under way.
+ *
+ * Blocks are walked upwards, or downwards where dQ is added up in a fixed order (hopper/backward_order.cuh). */
 #pragma once
 #include "gradient_blocks.cuh"
 #include "mask.cuh"
 
 #define TILE_RECORD 128 /* bytes of shared memory for a tile_place */
+
+#define WALK_STEP (DETERMINISTIC ? -1 : 1)
 
 /* Pairs are hidden one by one, so every step is masked. */
 #define ALWAYS_MASKED (HAS_MASK || BIAS_DTYPE)
@@ -112,10 +116,18 @@ INLINE bool walk_hides(const attn__params &p, const tile_place &tile, const walk
     return band_hides_block(p, tile.low, (int64_t)tile.low + tile.rows - 1, (int)at, (int)at + TILE_Y);
 }
 
+/* Of a span, in the direction of the walk: the first block, and whether the walk has left it. */
+INLINE int span_start(const run_span &span) {
+    return DETERMINISTIC ? span.end - 1 : span.begin;
+}
+INLINE bool span_left(const run_span &span, int block) {
+    return DETERMINISTIC ? block < span.begin : block >= span.end;
+}
+
 /* From w.block on to a block that exists and that the tile meets; false if there is none. */
 INLINE bool walk_settle(const attn__params &p, const tile_place &tile, walk &w) {
     while (true) {
-        while (w.block >= span_of(tile, w).end) {
+        while (span_left(span_of(tile, w), w.block)) {
             if (!Y_SEGMENTS || ++w.run >= tile.run_end) {
                 if (++w.head >= tile.head_end) {
                     return false;
@@ -125,12 +137,12 @@ INLINE bool walk_settle(const attn__params &p, const tile_place &tile, walk &w) 
             if (Y_SEGMENTS) {
                 w.span = span_find(p, tile, w.run);
             }
-            w.block = span_of(tile, w).begin;
+            w.block = span_start(span_of(tile, w));
         }
         if (!(BAND & GLOBALS) || !walk_hides(p, tile, w)) {
             return true;
         }
-        w.block++;
+        w.block += WALK_STEP;
     }
 }
 
@@ -144,12 +156,12 @@ INLINE bool walk_start(const attn__params &p, const tile_place &tile, walk &w) {
     if (Y_SEGMENTS) {
         w.span = span_find(p, tile, w.run);
     }
-    w.block = span_of(tile, w).begin;
+    w.block = span_start(span_of(tile, w));
     return walk_settle(p, tile, w);
 }
 /* To the next; false past the last. */
 INLINE bool walk_next(const attn__params &p, const tile_place &tile, walk &w) {
-    w.block++;
+    w.block += WALK_STEP;
     return walk_settle(p, tile, w);
 }
 

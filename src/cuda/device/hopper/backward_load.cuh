@@ -8,17 +8,29 @@
  * Tiles come from a counter, those with most to do first. A tile that no query sees costs the computing warps nothing:
  * it goes to the list of tiles for backward_mma.cu, which writes its zeros. */
 #pragma once
+#include "hopper/backward_bring.cuh"
 #include "hopper/backward_memory.cuh"
 
 #define TILES_AHEAD 2
 #include "hopper/backward_tiles.cuh"
 
-/* Panels of `rows` rows; which: sequences that share a buffer are one place of the map's outermost axis. */
-INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, const attn__tensor_ref &t, int rows,
-                        int64_t row, int head, int sequence, uint64_t policy) {
+/* Rows of a tile to their panels; `more` bytes besides are announced to the barrier. */
+template <int layout, int dim, int rows>
+INLINE void bring(const attn__params &p, uint32_t to, const attn__map &map, uint32_t barrier,
+                  const attn__side_ref &side, const attn__tensor_ref &t, unsigned aligned, const rows_place &at,
+                  int more, uint64_t policy) {
+    if (!boxed(p, aligned)) {
+        panels_read<layout, dim, PANELS, rows>(to, side, t, 0, at);
+        if (leads()) {
+            barrier_expect(barrier, more);
+        }
+    } else if (leads()) {
+        barrier_expect(barrier, rows * WIDTH * 2 + more);
+        const box_place box = box_at<layout, rows>(t, at);
 #pragma unroll
-    for (int n = 0; n < PANELS; n++) {
-        box_load(to + n * rows * 128, map, barrier, n * 64, (int)row, head, batch_of(t, sequence), policy);
+        for (int n = 0; n < PANELS; n++) {
+            box_load(to + n * rows * 128, map, barrier, n * 64, box.row, at.head, box.outer, policy);
+        }
     }
 }
 
@@ -29,7 +41,8 @@ INLINE void load_panels(uint32_t to, const attn__map &map, uint32_t barrier, con
 INLINE void place_next(const attn__params &p, int64_t section, bool first, tile_place &tile) {
     const row_scratch scratch = row_scratch_of(p);
     while (true) {
-        const int64_t number = first ? blockIdx.x : gridDim.x + atomicAdd(scratch.next_tile, 1);
+        const bool given = first && !DETERMINISTIC;
+        const int64_t number = given ? blockIdx.x : (DETERMINISTIC ? 0 : gridDim.x) + atomicAdd(scratch.next_tile, 1);
         walk w;
         first = false;
         if (number >= p.tiles) {
@@ -75,14 +88,18 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
         barrier_wait(shared + K_EMPTY + 8 * keys.stage, keys.parity);
         output_record &output = *(output_record *)(shared_memory() + AT_OUTPUTS + keys.stage * OUTPUT_RECORD);
         if (tile.rows < 0) {
-            output.rows = -1;
-            barrier_arrive(k_full);
+            if (leads()) {
+                output.rows = -1;
+                barrier_arrive(k_full);
+            }
             return;
         }
-        describe_output(p, tile, 0, output);
-        barrier_expect(k_full, KEY_TILE);
-        load_panels(shared + AT_K + keys.stage * KEY_TILE, maps.k, k_full, p.k, TILE_KV, tile.row, tile.head,
-                    tile.sequence, DROP_FIRST);
+        if (leads()) {
+            describe_output(p, tile, 0, output);
+        }
+        bring<ROWS_KV, DIM_QK, TILE_KV>(p, shared + AT_K + keys.stage * KEY_TILE, maps.k, k_full, p.side_kv, p.k,
+                                        ATTN__ALIGNED_K, {tile.row, tile.rows, tile.head, tile.sequence}, 0,
+                                        DROP_FIRST);
         ring_next<K_STAGES>(keys);
         bool more = walk_start(p, tile, w), asked = false;
         while (more) {
@@ -91,17 +108,22 @@ INLINE void load_queries(const attn__params &p, const attn__maps &maps) {
             const int64_t row = span_of(tile, now).first + (int64_t)now.block * TILE_Q;
             const uint32_t slot = walk_slot(p, tile, now), full = shared + Q_FULL + 8 * ring.stage;
             barrier_wait(shared + Q_EMPTY + 8 * ring.stage, ring.parity);
-            describe_step(p, tile, now, 0, !more, slot,
-                          *(step_record *)(shared_memory() + AT_STEPS + ring.stage * STEP_RECORD));
-            barrier_expect(full, QUERY_TILE + STATS);
-            load_panels(shared + AT_Q + ring.stage * QUERY_TILE, maps.q, full, p.q, TILE_Q, row, now.head,
-                        tile.sequence, KEEP_FIRST);
-            bulk_load(shared + AT_LSE + ring.stage * STATS, stats_at(p, slot), STATS, full);
+            if (leads()) {
+                describe_step(p, tile, now, 0, !more, slot,
+                              *(step_record *)(shared_memory() + AT_STEPS + ring.stage * STEP_RECORD));
+            }
+            bring<ROWS_Q, DIM_QK, TILE_Q>(p, shared + AT_Q + ring.stage * QUERY_TILE, maps.q, full, p.side_q, p.q,
+                                          ATTN__ALIGNED_Q, {row, rows_left(tile, now), now.head, tile.sequence}, STATS,
+                                          KEEP_FIRST);
+            if (leads()) {
+                bulk_load(shared + AT_LSE + ring.stage * STATS, stats_at(p, slot), STATS, full);
+            }
             ring_next<Q_STAGES>(ring);
             if (!asked && walk_ends(tile, now, more)) {
-                barrier_arrive(shared + TILE_WANTED);
+                next_wanted(shared);
                 asked = true;
             }
+            lanes_meet();
         }
     }
 }
@@ -124,22 +146,25 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps) {
             const int64_t row = span_of(tile, now).first + (int64_t)now.block * TILE_Q;
             const uint32_t slot = walk_slot(p, tile, now), full = shared + DO_FULL + 8 * ring.stage;
             barrier_wait(shared + DO_EMPTY + 8 * ring.stage, ring.parity);
-            barrier_expect(full, QUERY_TILE + STATS);
-            load_panels(shared + AT_DO + ring.stage * QUERY_TILE, maps.dout, full, p.dout, TILE_Q, row, now.head,
-                        tile.sequence, KEEP_FIRST);
-            bulk_load(shared + AT_DELTA + ring.stage * STATS, stats_at(p, slot) + TILE_Q, STATS, full);
+            bring<ROWS_Q, DIM_V, TILE_Q>(p, shared + AT_DO + ring.stage * QUERY_TILE, maps.dout, full, p.side_q, p.dout,
+                                         ATTN__ALIGNED_DOUT, {row, rows_left(tile, now), now.head, tile.sequence},
+                                         STATS, KEEP_FIRST);
+            if (leads()) {
+                bulk_load(shared + AT_DELTA + ring.stage * STATS, stats_at(p, slot) + TILE_Q, STATS, full);
+            }
             ring_next<DO_STAGES>(ring);
             if (first) {
                 barrier_wait(shared + V_EMPTY, (int)(turn ^ 1));
-                barrier_expect(shared + V_FULL, KEY_TILE);
-                load_panels(shared + AT_V, maps.v, shared + V_FULL, p.v, TILE_KV, tile.row, tile.head, tile.sequence,
-                            DROP_FIRST);
+                bring<ROWS_KV, DIM_V, TILE_KV>(p, shared + AT_V, maps.v, shared + V_FULL, p.side_kv, p.v,
+                                               ATTN__ALIGNED_V, {tile.row, tile.rows, tile.head, tile.sequence}, 0,
+                                               DROP_FIRST);
                 first = false;
             }
             if (!asked && walk_ends(tile, now, more)) {
-                barrier_arrive(shared + TILE_WANTED);
+                next_wanted(shared);
                 asked = true;
             }
+            lanes_meet();
         }
     }
 }

@@ -33,8 +33,8 @@ static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut int
 #define AT_STEPS   (AT_DELTA + DO_STAGES * STATS)
 #define AT_OUTPUTS (AT_STEPS + Q_STAGES * STEP_RECORD)
 #define AT_TILES   (AT_OUTPUTS + K_STAGES * OUTPUT_RECORD)
-#define AT_BARS    (AT_TILES + 2 * PLACE_RECORD)
-#define AT_END     (AT_BARS + 8 * (2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * DO_STAGES + 2))
+#define AT_BARS    (AT_TILES + PLACES * PLACE_RECORD)
+#define AT_END     (AT_BARS + 8 * (2 * K_STAGES + 2 + 2 * Q_STAGES + 2 * DO_STAGES + 2 + 2 * DETERMINISTIC))
 
 #define K_FULL   AT_BARS
 #define K_EMPTY  (K_FULL + 8 * K_STAGES)
@@ -44,9 +44,12 @@ static_assert(TILE_Q * WIDTH == 8192 && TILE_KV == 128, "dQ of a step is cut int
 #define Q_EMPTY  (Q_FULL + 8 * Q_STAGES)
 #define DO_FULL  (Q_EMPTY + 8 * Q_STAGES)
 #define DO_EMPTY (DO_FULL + 8 * DO_STAGES)
-/* A tile is placed; both loading threads have come near its end. Tiles alternate between two records. */
+/* A tile is placed; both loading threads have come near its end, and the keeper of the order has read it. Tiles
+ * alternate between two records. */
 #define TILE_FULL   (DO_EMPTY + 8 * DO_STAGES)
 #define TILE_WANTED (TILE_FULL + 8)
+#define TURN        (TILE_WANTED + 8) /* backward_order.cuh */
+#define ADDED       (TURN + 8)
 
 /* By one thread. */
 INLINE void barriers_make(uint32_t shared) {
@@ -65,6 +68,10 @@ INLINE void barriers_make(uint32_t shared) {
         barrier_init(shared + DO_EMPTY + 8 * n, COMPUTING);
     }
     barrier_init(shared + TILE_FULL, 1);
-    barrier_init(shared + TILE_WANTED, 2);
+    barrier_init(shared + TILE_WANTED, 2 + DETERMINISTIC);
+    if (DETERMINISTIC) {
+        barrier_init(shared + TURN, 1);
+        barrier_init(shared + ADDED, COMPUTING);
+    }
     barrier_publish();
 }

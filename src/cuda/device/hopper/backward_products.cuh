@@ -24,6 +24,7 @@ typedef struct worker {
     uint32_t parity; /* of the hand-over of dS */
     ring_place q_ring, do_ring, k_ring;
     uint32_t v_parity;
+    uint32_t turn_parity;
 } worker;
 
 INLINE worker worker_make(uint32_t shared, int warp) {
@@ -47,7 +48,7 @@ INLINE worker worker_make(uint32_t shared, int warp) {
     w.parity = 0;
     w.q_ring.stage = w.do_ring.stage = w.k_ring.stage = 0;
     w.q_ring.parity = w.do_ring.parity = w.k_ring.parity = 0;
-    w.v_parity = 0;
+    w.v_parity = w.turn_parity = 0;
     return w;
 }
 

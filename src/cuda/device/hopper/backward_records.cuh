@@ -40,7 +40,8 @@ typedef struct output_record {
 #define OUTPUT_RECORD 32
 static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's outputs");
 
-/* A tile that is loaded, or the next (backward_tiles.cuh). */
+/* A tile that is loaded, or the next (backward_tiles.cuh); and a copy of the order's keeper (backward_order.cuh). */
+#define PLACES       (2 + DETERMINISTIC)
 #define PLACE_RECORD 104
 static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
 
@@ -73,7 +74,7 @@ INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
 #define SECTION_LEAST 8
 #define SECTION_MOST  16
 INLINE int64_t section_pairs(const attn__params &p) {
-    if (!BAND) {
+    if (!BAND && !DETERMINISTIC) { /* in a fixed order tiles of a head must come apart, or each waits for the last */
         return 1;
     }
     const int64_t pairs = (int64_t)p.batch * p.heads_kv;

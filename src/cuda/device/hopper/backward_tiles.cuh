@@ -4,7 +4,7 @@
  *
  * Of the schedule, defined before: AT_TILES (in shared memory), TILES_AHEAD. */
 #pragma once
-#include "hopper/backward_records.cuh"
+#include "hopper/backward_bring.cuh"
 
 INLINE tile_place &tile_at(uint32_t turn) {
     return *(tile_place *)(shared_memory() + AT_TILES + turn * PLACE_RECORD);
@@ -13,7 +13,21 @@ INLINE tile_place &tile_at(uint32_t turn) {
 /* Is it time to ask for the next tile? In the walk's last TILES_AHEAD blocks: early enough to hide its placing, and so
  * late that no processor holds tiles that another could begin. */
 INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
-    return !more || (now.head + 1 >= tile.head_end && now.block + TILES_AHEAD >= span_of(tile, now).end);
+    const run_span &span = span_of(tile, now);
+    const bool near = DETERMINISTIC ? now.block < span.begin + TILES_AHEAD : now.block + TILES_AHEAD >= span.end;
+    return !more || (now.head + 1 >= tile.head_end && near);
+}
+
+/* By a loading thread. */
+INLINE void next_wanted(uint32_t shared) {
+    if (leads()) {
+        barrier_arrive(shared + TILE_WANTED);
+    }
+}
+
+/* Rows of a walk's block and of its run behind it. */
+INLINE int rows_left(const tile_place &tile, const walk &now) {
+    return span_of(tile, now).rows - now.block * TILE_Q;
 }
 
 /* lse of a slot's queries; their delta follows. */

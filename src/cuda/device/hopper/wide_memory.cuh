@@ -43,10 +43,10 @@ static_assert(TILE_Q == 64 && TILE_KV == 2 * HALF && LISTED_KV == HALF, "product
 #define AT_STEPS   (AT_STATS + Q_STAGES * STATS)
 #define AT_OUTPUTS (AT_STEPS + Q_STAGES * STEP_RECORD)
 #define AT_TILES   (AT_OUTPUTS + 2 * OUTPUT_RECORD)
-#define AT_LAST    (AT_TILES + 2 * PLACE_RECORD) /* is it the tile's last step: by stage of DO, then of DS */
+#define AT_LAST    (AT_TILES + PLACES * PLACE_RECORD) /* is it the tile's last step: by stage of DO, then of DS */
 #define AT_MAIL    (AT_LAST + 4 * (DO_STAGES + DS_STAGES))
 #define AT_BARS    (AT_MAIL + 4)
-#define BARRIERS   30
+#define BARRIERS   (30 + 2 * DETERMINISTIC)
 #define AT_END     (AT_BARS + 8 * BARRIERS)
 static_assert(AT_BARS % 8 == 0, "barriers are words of 8 bytes");
 
@@ -70,7 +70,9 @@ static_assert(AT_BARS % 8 == 0, "barriers are words of 8 bytes");
 #define TILE_WANTED (TILE_FULL + 8)
 #define MAIL_FULL   (TILE_WANTED + 8)
 #define MAIL_EMPTY  (MAIL_FULL + 8)
-static_assert(MAIL_EMPTY + 8 == AT_END, "all barriers have room");
+#define TURN        (MAIL_EMPTY + 8) /* backward_order.cuh */
+#define ADDED       (TURN + 8)
+static_assert((DETERMINISTIC ? ADDED : MAIL_EMPTY) + 8 == AT_END, "all barriers have room");
 
 /* A stage that one thread fills and `readers` warps empty. */
 INLINE void stages_make(uint32_t full, uint32_t empty, int stages, int fillers, int readers) {
@@ -90,8 +92,11 @@ INLINE void barriers_make(uint32_t shared) {
     stages_make(shared + DS_FULL, shared + DS_EMPTY, DS_STAGES, GROUP, GROUP + 1); /* the sender too */
     stages_make(shared + DSX_FULL, shared + DSX_EMPTY, 1, 1, GROUP);
     stages_make(shared + OUT_FULL, shared + OUT_EMPTY, 2, 1, 2 * GROUP + 1);
-    stages_make(shared + TILE_FULL, shared + TILE_WANTED, 1, 1, 2);
+    stages_make(shared + TILE_FULL, shared + TILE_WANTED, 1, 1, 2 + DETERMINISTIC);
     stages_make(shared + MAIL_FULL, shared + MAIL_EMPTY, 1, 1, 1);
+    if (DETERMINISTIC) {
+        stages_make(shared + TURN, shared + ADDED, 1, 1, GROUP);
+    }
     barrier_publish();
 }
 
