@@ -369,7 +369,7 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
         signed = [(word + 2**63) % 2**64 - 2**63 for word in words]
         seed, offset = torch.tensor(signed, dtype=torch.int64, device="cpu"), 0
     left, right = given["window"]
-    forward = _Transformed.apply if _transforms() and not _compiling() else _forward_op
+    forward = _forward_op if _compiling() or not _transforms() else _Transformed.apply
     return forward(q, k, v, bias, sink, more["mask"], more["alibi"], *(more[n] for n in _prepared.OTHERS[4:]), seed, offset,
                        max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"], given["causal"], given["corner"], left, right,
                        given["global_tokens"], given["scale"], given["softcap"], given["dropout"], given["deterministic"],
