@@ -28,7 +28,7 @@ enum { Q_STAGES = 3, DO_STAGES = 2, K_STAGES = 2 };
 enum { WIDE = 256, WIDE_THREADS = 512, WIDE_Q_STAGES = 2, WIDE_DO_STAGES = 3, WIDE_DS_STAGES = 2, WIDE_BARRIERS = 30 };
 enum { TURNS = 2 }; /* as in gradient_blocks.cuh */
 /* Of shared memory, as in backward_memory.cuh and wide_memory.cuh. */
-enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, PLACE_RECORD = 104, WORD = 4 };
+enum { STEP_RECORD = 32, OUTPUT_RECORD = 32, PLACE_RECORD = 96, WORD = 4 };
 
 /* Head size that products are cut for. */
 static int width_of(const attn_problem *p) {

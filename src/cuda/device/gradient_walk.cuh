@@ -2,8 +2,8 @@
  * The tile that a block of threads owns, and the y blocks that it meets: for PASS_KEYS every block of queries that sees
  * a key of the tile, head by head of the kv head's group (so that dK and dV of the group stay in registers); else the
  * blocks of keys that the queries see. Blocks in which nothing is visible are never visited. Within a run the visited
- * blocks and those in which every pair is visible are stretches, known in advance; with global tokens blocks are asked
- * one by one.
+ * blocks and those in which every pair is visible are stretches, known in advance; with global tokens those visited may
+ * have a gap, from the global rows to the window.
  *
  * Registers are for what each step needs, so a walk is little more than a head and a block: what is true of a run lies
  * in shared memory, but for segments, where the run changes under way.
@@ -21,13 +21,15 @@
 #define ALWAYS_MASKED (HAS_MASK || BIAS_DTYPE)
 #define Y_SEGMENTS    ((PASS_KEYS ? ROWS_Q : ROWS_KV) == SEGMENTS)
 
-/* A run of y as the tile sees it: blocks [begin, end) matter, [full_begin, full_end) are visible to every row. */
+/* A run of y as the tile sees it: blocks [begin, end) but for [gap_begin, gap_end) matter, [full_begin, full_end) are
+ * visible to every row. */
 typedef struct run_span {
     int begin, end, full_begin, full_end;
+    int gap_begin, gap_end; /* global tokens */
     int rows;
-    int position;  /* of its row 0, on the scale of keys */
-    int64_t first; /* row of the buffers */
-    int64_t slot;  /* queries: first slot, of head 0 */
+    int position; /* of its row 0, on the scale of keys */
+    int first;    /* row of the buffers */
+    int slot;     /* queries: first slot, of head 0 */
 } run_span;
 
 /* Positions are on the scale of keys (queries: i'). */
@@ -37,10 +39,10 @@ typedef struct tile_place {
     int run_begin, run_end;   /* of the y side */
     int x_run, block;         /* where the tile lies */
     int part;                 /* of the group's query heads */
-    int rows, slot_rows;      /* rows that exist; rows of the slot */
+    short rows, slot_rows;    /* rows that exist; rows of the slot */
     int shift;                /* i' - i of the sequence */
     int low;                  /* position of the tile's first row */
-    int64_t row;              /* of the buffers */
+    int row;                  /* of the buffers */
     run_span span;            /* without segments: the one run */
 } tile_place;
 static_assert(sizeof(tile_place) <= TILE_RECORD, "the record of a tile");
@@ -69,9 +71,9 @@ INLINE run_span span_find(const attn__params &p, const tile_place &tile, int num
         PASS_KEYS ? side_run<ROWS_Q, USED_Q>(p.side_q, number) : side_run<ROWS_KV, USED_KV>(p.side_kv, number);
     run_span span;
     span.rows = run.rows;
-    span.first = run.first;
+    span.first = (int)run.first;
     span.position = (int)(run.position + (PASS_KEYS ? tile.shift : 0));
-    span.slot = PASS_KEYS ? run_slot<ROWS_Q>(p.side_q, number, TILE_Q) : 0;
+    span.slot = PASS_KEYS ? (int)run_slot<ROWS_Q>(p.side_q, number, TILE_Q) : 0;
     /* Some pair is visible if the block reaches some_low and does not begin past some_high; all are if it lies within
      * [full_low, full_high]. */
     int64_t far = (int64_t)1 << 40, low = tile.low, last = low + tile.rows - 1;
@@ -83,7 +85,8 @@ INLINE run_span span_find(const attn__params &p, const tile_place &tile, int num
             some_high = last, full_high = low;
         }
     }
-    if ((BAND & WINDOW) && !(BAND & GLOBALS)) {
+    const int64_t global_low = some_low, global_high = some_high;
+    if (BAND & WINDOW) {
         int64_t behind = PASS_KEYS ? p.right : p.left, ahead = PASS_KEYS ? p.left : p.right;
         if (behind >= 0) {
             some_low = larger(some_low, low - behind), full_low = larger(full_low, last - behind);
@@ -93,6 +96,18 @@ INLINE run_span span_find(const attn__params &p, const tile_place &tile, int num
         }
     }
     int64_t blocks = blocks_of(run.rows, TILE_Y);
+    span.gap_begin = span.gap_end = 0;
+    if (BAND & GLOBALS) { /* a global row of the tile meets all of y, the others y's global rows beside the window */
+        const bool all = low < p.globals;
+        const int64_t end = smaller(global_high, (int64_t)p.globals - 1);
+        const bool some = !all && end >= global_low && end >= span.position;
+        if (some) {
+            span.gap_begin = block_between((int64_t)block_floor(end - span.position) + 1, blocks);
+            span.gap_end = block_between(block_floor(some_low - span.position), blocks);
+        }
+        some_low = all || some ? global_low : some_low;
+        some_high = all ? global_high : some ? larger(some_high, end) : some_high;
+    }
     span.begin = block_between(block_floor(some_low - span.position), blocks);
     span.end = block_between((int64_t)block_floor(some_high - span.position) + 1, blocks);
     span.full_begin = block_floor(full_low - span.position + TILE_Y - 1);
@@ -102,18 +117,10 @@ INLINE run_span span_find(const attn__params &p, const tile_place &tile, int num
     } else if (tile.rows < TILE_KV) {
         span.full_end = 0;
     }
-    if (ALWAYS_MASKED || (BAND & GLOBALS)) {
+    if (ALWAYS_MASKED) {
         span.full_end = 0;
     }
     return span;
-}
-
-INLINE bool walk_hides(const attn__params &p, const tile_place &tile, const walk &w) {
-    int64_t at = span_of(tile, w).position + (int64_t)w.block * TILE_Y;
-    if (PASS_KEYS) {
-        return band_hides_block(p, at, at + TILE_Y - 1, tile.low, tile.low + tile.rows);
-    }
-    return band_hides_block(p, tile.low, (int64_t)tile.low + tile.rows - 1, (int)at, (int)at + TILE_Y);
 }
 
 /* Of a span, in the direction of the walk: the first block, and whether the walk has left it. */
@@ -139,10 +146,14 @@ INLINE bool walk_settle(const attn__params &p, const tile_place &tile, walk &w) 
             }
             w.block = span_start(span_of(tile, w));
         }
-        if (!(BAND & GLOBALS) || !walk_hides(p, tile, w)) {
+        if (!(BAND & GLOBALS)) {
             return true;
         }
-        w.block += WALK_STEP;
+        const run_span &span = span_of(tile, w);
+        if (w.block < span.gap_begin || w.block >= span.gap_end) {
+            return true;
+        }
+        w.block = DETERMINISTIC ? span.gap_begin - 1 : span.gap_end;
     }
 }
 
@@ -186,15 +197,28 @@ INLINE bool tile_find(const attn__params &p, int64_t number, int64_t section, ti
         number = whole;
     }
     if ((PASS_KEYS ? ROWS_KV : ROWS_Q) == DENSE) {
-        const int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
+        int64_t blocks = PASS_KEYS ? blocks_of(p.side_kv.tokens, TILE_KV) : blocks_of(p.side_q.tokens, TILE_Q);
         const int64_t pairs = (int64_t)p.batch * heads;
+        int begin = 0;
         section = smaller(section, pairs);
+        if (PASS_KEYS && (BAND & GLOBALS)) { /* global keys are met by all queries: theirs are the longest of all */
+            const int64_t longest = smaller(blocks, blocks_of(p.globals, TILE_KV));
+            if (number < longest * pairs) {
+                section = pairs;
+                blocks = longest;
+            } else {
+                number -= longest * pairs;
+                blocks -= longest;
+                begin = (int)longest;
+            }
+        }
         const int64_t first = quotient(number, section * blocks) * section, wide = smaller(section, pairs - first);
         number -= first * blocks;
         tile.block = (int)quotient(number, wide);
         const int64_t pair = first + number - tile.block * wide;
         tile.x_run = (int)quotient(pair, heads);
         tile.head = (int)(pair - (int64_t)tile.x_run * heads);
+        tile.block += begin;
         if (!PASS_KEYS) {
             tile.block = (int)blocks - 1 - tile.block;
         }
@@ -212,9 +236,9 @@ INLINE bool tile_describe(const attn__params &p, tile_place &tile) {
     const rows_run run =
         PASS_KEYS ? side_run<ROWS_KV, USED_KV>(p.side_kv, tile.x_run) : side_run<ROWS_Q, USED_Q>(p.side_q, tile.x_run);
     const int done = tile.block * TILE_X;
-    tile.slot_rows = (int)smaller(run.slot - done, TILE_X);
-    tile.rows = (int)smaller(run.rows - done, TILE_X);
-    tile.row = run.first + done;
+    tile.slot_rows = (short)larger(0, smaller(run.slot - done, TILE_X));
+    tile.rows = (short)larger(0, smaller(run.rows - done, TILE_X));
+    tile.row = (int)run.first + done;
     tile.sequence = run.sequence;
     tile.shift = (int)row_shift(p, run.sequence);
     tile.low = (int)(run.position + done + (PASS_KEYS ? 0 : tile.shift));

@@ -42,7 +42,7 @@ static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's ou
 
 /* A tile that is loaded, or the next (backward_tiles.cuh); and a copy of the order's keeper (backward_order.cuh). */
 #define PLACES       (2 + DETERMINISTIC)
-#define PLACE_RECORD 104
+#define PLACE_RECORD 96
 static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
 
 extern __shared__ __align__(1024) char attn__shared[];
