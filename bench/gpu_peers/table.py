@@ -34,7 +34,7 @@ class Table:
     def __init__(self, options):
         gpu = torch.cuda.get_device_name()
         self.common = {"date": datetime.date.today().isoformat(), "gpu": gpu, "cuda": torch.version.cuda,
-                       "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+                       "driver": command_output("nvidia-smi", "--id=0", "--query-gpu=driver_version", "--format=csv,noheader"),
                        "pytorch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "commit": options.commit}
         short = gpu.lower().replace("nvidia ", "").replace(" ", "-")
         self.path = options.out or os.path.join(ROOT, "bench", "results", f"{self.common['date']}-peers-{short}.csv")
