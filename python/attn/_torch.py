@@ -371,7 +371,7 @@ def _traced(q, k, v, bias, sink, out, out_dtype, offset, max_seqlen_q, max_seqle
     left, right = given["window"]
     forward = _forward_op if _compiling() or not _transforms() else _Transformed.apply
     return forward(q, k, v, bias, sink, more["mask"], more["alibi"], *(more[n] for n in _prepared.OTHERS[4:]), seed, offset,
-                       max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"], given["causal"], given["corner"], left, right,
-                       given["global_tokens"], given["scale"], given["softcap"], given["dropout"], given["deterministic"],
-                       given["tf32"], given["implementation"], given["tile_q"], given["tile_kv"], given["splits"], given["stages"],
-                       given["tensor_cores"], given["head_first"], given["batch_first"])
+                   max_seqlen_q, max_seqlen_kv, out_dtype, given["layout"], given["causal"], given["corner"], left, right,
+                   given["global_tokens"], given["scale"], given["softcap"], given["dropout"], given["deterministic"],
+                   given["tf32"], given["implementation"], given["tile_q"], given["tile_kv"], given["splits"], given["stages"],
+                   given["tensor_cores"], given["head_first"], given["batch_first"])
