@@ -283,7 +283,8 @@ typedef struct attn_config {
     const char *device;
     int threads; /* 0: ATTN_THREADS, else OpenMP's own choice (OMP_NUM_THREADS, then all cores); to 4096 */
     /* NULL: ATTN_MAX_ISA, else no limit; an implementation's name: none better is used. On a GPU also "sm_75",
-     * "sm_80" ...: code and choices are those of that older architecture, run through its PTX. */
+     * "sm_80" ...: code and choices are those of that older architecture, run through its PTX. ERR_DEVICE: the name
+     * of an implementation that this build lacks. */
     const char *max_isa;
     /* NULL: silent. May be called from any thread. Takes the lines that ATTN_VERBOSE lists (of plan,dispatch,jit,exec):
      *     attn,1,dispatch,<problem text>,<implementation>,refused|chosen,<reason>

@@ -70,6 +70,11 @@ static void test_config_errors(void **state) {
     REFUSED(ATTN_ERR_INVALID, "threads", "is -1, must be at least 0 and at most 4096", c.threads = -1);
     REFUSED(ATTN_ERR_INVALID, "threads", "is 5000", c.threads = 5000);
     REFUSED(ATTN_ERR_INVALID, "max_isa", "is \"sse2\", must be one of", c.max_isa = "sse2");
+#ifdef __x86_64__
+    REFUSED(ATTN_ERR_DEVICE, "max_isa", "is neon, which is not in this build; it has", c.max_isa = "neon");
+#else
+    REFUSED(ATTN_ERR_DEVICE, "max_isa", "is avx2, which is not in this build; it has", c.max_isa = "avx2");
+#endif
     REFUSED(ATTN_ERR_INVALID, "release", "must be set together with allocate", c = counted(&c0), c.release = NULL);
     REFUSED(ATTN_ERR_INVALID, "allocate", "must be set together with release", c = counted(&c0), c.allocate = NULL);
     assert_int_equal(c0.calls, 0);
