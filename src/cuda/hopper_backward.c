@@ -124,8 +124,13 @@ attn_status attn__hopper_prepare_backward(attn_plan *plan, attn_error *error) {
     const int width = width_of(p), tile_q = tile_q_of(width), listed = listed_of(width);
     const int warps_y = width == WIDE ? 4 : 2, dq_warps_m = width == 64 ? 8 : width == 128 ? 4 : 2;
     const bool ordered = (p->flags & ATTN_DETERMINISTIC) != 0;
-    attn__mma_tiling t = {
-        {2, width, tile_q, listed, 8, warps_y, 2, dq_warps_m}, width, width, 0, 0, 1, true, true, ordered};
+    attn__mma_tiling t = {.row = {2, width, tile_q, listed, 8, warps_y, 2, dq_warps_m},
+                          .width_qk = width,
+                          .width_v = width,
+                          .parts = 1,
+                          .two_passes = true,
+                          .listed = true,
+                          .ordered = ordered};
     if (wants_few_launches(plan, p->heads_kv * attn__mma_slots(p, false, p->segments_kv, TILE_KV))) {
         return attn__fail(error, ATTN_ERR_UNSUPPORTED, "tokens_kv", "is %lld: so few keys are faster by fewer launches",
                           (long long)p->tokens_kv);

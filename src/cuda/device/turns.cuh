@@ -12,7 +12,7 @@ INLINE int tiles_below(int64_t x, int most) {
 }
 
 /* Of the first `tiles` tiles of a run of `rows` keys from position `low` on: those that meet the block of queries from
- * position `at` on, as span_find and walk_hides of gradient_walk.cuh have it. */
+ * position `at` on, as span_find and walk_settle of gradient_walk.cuh have it. */
 INLINE int tiles_that_meet(const attn__params &p, int64_t low, int64_t rows, int tiles, int64_t at) {
     const int64_t high = at + TILE_Q - 1;
     int end = tiles;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Scores to probabilities, in a warp's registers (laid out as wgmma.cuh tells): a thread holds two rows, 8 apart.
  *
- * Each row has a reference r (log2 units); what is summed is 2^(factor s - r). But for overflow r need not be the
- * largest score; but a weight that is rounded and not 1 is off by up to half a unit in its last place, and where it
+ * Each row has a reference r (log2 units); what is summed is 2^(factor s - r). As long as nothing overflows r need not be
+ * the largest score. But a weight that is rounded and not 1 is off by up to half a unit in its last place, and where it
  * outweighs the rest of its row so is the output, since the sum takes it unrounded. So r stays near the largest:
  *   - blocks that look for it (a tile's first, and masked ones) move r only if the largest grew by more than LAZY;
  *   - NO_MAX: blocks without masked keys do not look at all. Their sums are needed anyway and are the alarm: a partial
  *     sum of ALARM or more makes the warp scale the block's weights down to a largest of 1, and where one reaches LOST,
- *     past which they may have overflown, it first computes the block's scores again with warp-wide products. */
+ *     past which they may have overflowed, it first computes the block's scores again with warp-wide products. */
 #pragma once
 #include "hopper/forward_tile.cuh"
 #include "score.cuh"
