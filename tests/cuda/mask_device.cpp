@@ -1,34 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The band of device code, compiled for the host, against the definition: every small window, number of globals, block
  * of rows and block of keys. One program for each kind of band (constant BAND). */
+#include "device_on_host.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#define __device__
-#define __forceinline__ inline
-#define __CUDA_ARCH__   800
-static inline float __int_as_float(int x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline float __uint_as_float(unsigned x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline unsigned __float_as_uint(float x) {
-    unsigned y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-
-#define ROWS_Q   0
-#define ROWS_KV  0
-#define USED_Q   0
-#define USED_KV  0
-#define HAS_MASK 0
+#define __CUDA_ARCH__ 800
+#define ROWS_Q        0
+#define ROWS_KV       0
+#define USED_Q        0
+#define USED_KV       0
+#define HAS_MASK      0
 #include "mask.cuh"
 
 #include "problem/problem.h"

@@ -2,6 +2,8 @@
  * Turns of tiles of keys (device/turns.cuh), compiled for the host, against their walks: on each block of queries the
  * tiles that visit it, in the order of their slots, have turns 0, 1, 2 ... Random lengths, positions and bands; one
  * program for each kind of band and of rows (constants BAND, ROWS). */
+#include "device_on_host.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,29 +11,7 @@
 #include <utility>
 #include <vector>
 
-#define __device__
-#define __forceinline__ inline
-#define __CUDA_ARCH__   900
-static inline float __int_as_float(int x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline float __uint_as_float(unsigned x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline unsigned __float_as_uint(float x) {
-    unsigned y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline int atomicAdd(int *to, int x) {
-    *to += x;
-    return *to - x;
-}
-
+#define __CUDA_ARCH__ 900
 #define ROWS_Q        ROWS
 #define ROWS_KV       ROWS
 #define USED_Q        0

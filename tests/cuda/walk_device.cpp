@@ -2,34 +2,13 @@
  * The walk of backward's device code, compiled for the host, against the definition: tiles are found once each; every
  * block with a visible pair is visited, once a head, and none without; a block that counts as full hides nothing. One
  * program for each kind of band (constant BAND) and side (PASS_KEYS). */
+#include "device_on_host.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#define __device__
-#define __forceinline__ inline
-#define __CUDA_ARCH__   800
-static inline float __int_as_float(int x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline float __uint_as_float(unsigned x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline unsigned __float_as_uint(float x) {
-    unsigned y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-static inline int atomicAdd(int *to, int x) {
-    int before = *to;
-    *to += x;
-    return before;
-}
-
+#define __CUDA_ARCH__ 800
 #define ROWS_Q        0
 #define ROWS_KV       0
 #define USED_Q        0
