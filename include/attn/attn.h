@@ -30,8 +30,8 @@
  *     gives the same bits on every run, and so does backward with ATTN_DETERMINISTIC. A row's bits do
  *     not depend on what the other sequences of the batch hold, nor on strides and addresses; they
  *     may depend on the problem's sizes (number of sequences, heads and the token bounds), from which
- *     work is divided, on hints, and on a GPU on its model. On a GPU NaN or inf in a neighbour among
- *     packed rows may change a row's rounding, and its value by no more than that.
+ *     work is divided, on hints, and on a GPU on its model. Not so for packed rows on a GPU: what
+ *     sequences behind it hold may change a row's rounding, and its value by no more than that.
  *
  * Rules of the interface
  *   - Strides are in elements, 64 bits, in the order batch, head, token, dim. They may be 0
