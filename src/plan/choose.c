@@ -11,8 +11,10 @@
 #include "base/text.h"
 #include "problem/problem.h"
 
-/* Those that some builds have, others not. */
-static const char *const cpu_names[] = {"amx", "avx512bf16", "avx512", "avx2", "neon", NULL};
+/* Implementations that some builds have, others not: one for each instruction set, by its name. */
+#define ATTN__NAME(name, bit, text) text,
+static const char *const cpu_names[] = {ATTN__ISA_LIST(ATTN__NAME) NULL};
+#undef ATTN__NAME
 
 attn_status attn__impl_find(const attn__impl *const *list, const char *name, const char *field, const attn__impl **impl,
                             attn_error *error) {
