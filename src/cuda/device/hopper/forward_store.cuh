@@ -12,7 +12,7 @@ INLINE int first_row(const forward_place &at) {
 
 /* Rows that are written: the tensor's end is clipped by the map where it is that of the slot. */
 INLINE bool clips(const forward_tile &tile, const forward_place &at) {
-    return ROWS_Q == DENSE || first_row(at) + 16 <= tile.slot;
+    return ROWS_Q == DENSE || __all_sync(0xffffffffu, first_row(at) + 16 <= tile.slot);
 }
 
 /* Sums of whole rows, the sink taken in; each row's lse is written. scale: what outputs are multiplied by. */
