@@ -61,7 +61,7 @@ cli_exit cli_case_allocate(cli_case *at, cli_error *error);
  * has them; a mask hides a quarter. The same values on every machine. */
 cli_exit cli_case_random(cli_case *at, uint64_t seed, cli_error *error);
 /* Flags that only a GPU takes; they say where data lies, not what is computed. */
-#define CLI_DEVICE_FLAGS ((uint32_t)(ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED))
+#define CLI_DEVICE_FLAGS ((uint32_t)(ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED | ATTN_CLEAR_REST))
 /* The same case on the host with every tensor in float64, plain layouts, axes of stride 0 kept. */
 cli_exit cli_case_widen(cli_case *wide, const cli_case *from, cli_error *error);
 /* Another case over the same inputs, with outputs of its own. */

@@ -170,7 +170,10 @@ typedef enum attn_flags {
     /* GPU only: cu_seqlens, used, lengths and segments lie in device memory; see attn_args. */
     ATTN_DEVICE_LENGTHS = 1u << 6,
     /* GPU only: dropout's seed and offset are read from device memory; see attn_args. */
-    ATTN_DEVICE_SEED = 1u << 7
+    ATTN_DEVICE_SEED = 1u << 7,
+    /* GPU only, counts with ATTN_DEVICE_LENGTHS and without ATTN_ACCUMULATE: on sides that are packed, rows of outputs
+     * past the last sequence are written too: o, dq, dk, dv 0, lse -inf. */
+    ATTN_CLEAR_REST = 1u << 8
 } attn_flags;
 
 /* Sizes are upper bounds where lengths are data: dense with used lengths, packed, segments.
@@ -445,8 +448,8 @@ static inline attn_args attn_args_init(void) {
 }
 
 /* Past a sequence's used length o, dq, dk, dv are 0 and lse is -inf; rows that belong to no sequence or segment
- * are not touched. With ATTN_ACCUMULATE those zeros are not written. workspace may be NULL if the plan needs 0
- * bytes. */
+ * are not touched (but see ATTN_CLEAR_REST). With ATTN_ACCUMULATE those zeros are not written. workspace may be NULL if
+ * the plan needs 0 bytes. */
 ATTN_API attn_status attn_forward(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_size,
                                   attn_stream stream, attn_error *error);
 /* Needs q, k, v, lse, dout, and o or delta; writes dq, dk, dv (each optional, at least one output). */

@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_float, c_in
 F32, F16, BF16, F64, U8 = 1, 2, 3, 4, 16
 DENSE, PACKED, SEGMENTS = 0, 1, 2
 CAUSAL, WINDOW, GLOBALS = 1, 2, 4
-HAS_SCALE, USED_Q, USED_KV, ACCUMULATE, DETERMINISTIC, ALLOW_TF32, DEVICE_LENGTHS, DEVICE_SEED = (1 << n for n in range(8))
+HAS_SCALE, USED_Q, USED_KV, ACCUMULATE, DETERMINISTIC, ALLOW_TF32, DEVICE_LENGTHS, DEVICE_SEED, CLEAR_REST = (1 << n for n in range(9))
 
 
 class Status(Structure):

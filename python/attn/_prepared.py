@@ -92,8 +92,10 @@ class _Call:
             self.space = pattern((self.workspace + (64 if on_cpu else 0),), torch.uint8, self.device)
 
     def loose(self, q, k, others):
-        """May rows belong to no sequence? Unknown where the lengths lie on the device."""
-        if self.counted or others[4] is None or others[5] is None:
+        """May rows belong to no sequence that the library leaves alone? Unknown where segments lie on the device."""
+        if self.counted:
+            return lib.SEGMENTS in (self.sizes.rows_q, self.sizes.rows_kv)
+        if others[4] is None or others[5] is None:
             return True
         return others[4].tolist()[-1:] != [q.shape[0]] or others[5].tolist()[-1:] != [k.shape[0]]
 

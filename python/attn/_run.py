@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward and backward without autograd, into given or new tensors. All calls of the package end here.
 
-Rows that belong to no sequence or segment get 0 (lse -inf): the library leaves them alone. On a GPU nothing here
+Rows that belong to no sequence or segment get 0 (lse -inf): the library leaves them alone, but for packed rows whose
+lengths lie on a GPU. On a GPU nothing here
 waits for it; lengths that lie there are checked there, and `check_device` tells what they were found to be."""
 import ctypes
 
@@ -63,7 +64,7 @@ class Given:
             if self.lengths[name] is not None and len(self.lengths[name]) != self.s.batch:
                 raise invalid(name, f"of {len(self.lengths[name])} numbers", f"have batch, {self.s.batch}")
         self.flags = ((lib.USED_Q if self.lengths["used_q"] is not None else 0) | (lib.USED_KV if self.lengths["used_kv"] is not None else 0)
-                      | (lib.DEVICE_LENGTHS if self.device_lengths else 0))
+                      | (lib.DEVICE_LENGTHS | lib.CLEAR_REST if self.device_lengths else 0))
         self.seed, self.offset, self.device_seed = 0, 0, None
         if o.dropout:
             self._take_seed(seed, offset)
@@ -169,7 +170,8 @@ def fill_gaps(gaps, layout, t, lse=None):
 def _clear(given, ran, side, tensors, lse=None):
     """Rows of no sequence: after the run, which refuses wrong lengths; before it where it alone can read them."""
     s = given.s
-    if (s.rows_q if side == "q" else s.rows_kv) == lib.DENSE or ran == given.device_lengths:
+    rows = s.rows_q if side == "q" else s.rows_kv
+    if rows == lib.DENSE or ran == given.device_lengths or (rows == lib.PACKED and given.device_lengths):
         return
     if not ran:
         for t in tensors:

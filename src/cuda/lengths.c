@@ -160,6 +160,33 @@ static void point(attn__side_ref *side, const array arrays[4], char *memory) {
 
 /* --- Having the device's checked --- */
 
+/* The output's rows past the last sequence. All zero bits are 0 in every type. */
+static attn__rest rest_of(const attn_problem *p, const attn__tensor_ref *ref, const attn_layout *layout, bool queries,
+                          int64_t dim) {
+    bool packed = (queries ? p->rows_q : p->rows_kv) == ATTN_PACKED;
+    attn__rest rest = {
+        *ref, 0, (int)attn_dtype_size(layout->dtype), (int)(queries ? p->heads_q : p->heads_kv), (int)dim, !queries};
+    rest.tensor.data = packed ? rest.tensor.data : NULL;
+    return rest;
+}
+
+/* Returns whether there are any. */
+static bool add_rests(const attn_problem *p, const attn__params *params, attn__rest rest[ATTN__RESTS]) {
+    if (!(p->flags & ATTN_CLEAR_REST)) {
+        return false;
+    }
+    if (p->pass == ATTN_FORWARD) {
+        rest[0] = rest_of(p, &params->o, &p->o, true, p->dim_v);
+        rest[1] = rest_of(p, &params->lse, &p->lse, true, 1);
+        rest[1].value = rest[1].size == 8 ? 0xfff0000000000000u : 0xff800000u; /* -inf */
+    } else {
+        rest[0] = rest_of(p, &params->dq, &p->dq, true, p->dim_qk);
+        rest[1] = rest_of(p, &params->dk, &p->dk, false, p->dim_qk);
+        rest[2] = rest_of(p, &params->dv, &p->dv, false, p->dim_v);
+    }
+    return rest[0].tensor.data || rest[1].tensor.data || rest[2].tensor.data;
+}
+
 static attn_status check(attn__cuda_run *run) {
     const attn_problem *p = &run->plan->problem;
     const attn_args *a = run->args;
@@ -175,12 +202,13 @@ static attn_status check(attn__cuda_run *run) {
     params->side_kv.segments = (const attn__segment_ref *)(const void *)a->segments_kv;
     params->status = a->status;
     attn__check block = {
-        {params->side_q, p->rows_q, true, attn__rows_shared(p, false)},
-        {params->side_kv, p->rows_kv, p->pass == ATTN_BACKWARD, attn__rows_shared(p, true)},
-        params->batch,
-        a->status,
+        .q = {params->side_q, p->rows_q, true, attn__rows_shared(p, false)},
+        .kv = {params->side_kv, p->rows_kv, p->pass == ATTN_BACKWARD, attn__rows_shared(p, true)},
+        .batch = params->batch,
+        .status = a->status,
     };
-    return attn__cuda_launch_raw(run, ATTN__ROLE_CHECK, 1, &block);
+    bool clears = add_rests(p, params, block.rest);
+    return attn__cuda_launch_raw(run, ATTN__ROLE_CHECK, clears ? (unsigned)run->plan->gpu->processors : 1, &block);
 }
 
 attn_status attn__cuda_bring_lengths(attn__cuda_run *run) {

@@ -52,6 +52,9 @@ static void canonical_flags(attn_problem *p) {
     idle |= p->pass == ATTN_FORWARD ? ATTN_ACCUMULATE | ATTN_DETERMINISTIC : 0;
     idle |= p->q.dtype != ATTN_F32 ? ATTN_ALLOW_TF32 : 0;
     idle |= p->dropout == 0 ? ATTN_DEVICE_SEED : 0;
+    const bool packed = p->rows_q == ATTN_PACKED || (p->pass == ATTN_BACKWARD && p->rows_kv == ATTN_PACKED);
+    const bool adds = p->flags & ~idle & ATTN_ACCUMULATE;
+    idle |= !packed || adds || !(p->flags & ATTN_DEVICE_LENGTHS) ? ATTN_CLEAR_REST : 0;
     p->flags &= ~idle;
 }
 

@@ -29,7 +29,7 @@ static attn_status known_bits(const char *field, uint32_t value, uint32_t known,
 
 static attn_status check_kinds(const attn_problem *p, attn_error *error) {
     const uint32_t flags = ATTN_HAS_SCALE | ATTN_USED_Q | ATTN_USED_KV | ATTN_ACCUMULATE | ATTN_DETERMINISTIC |
-                           ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED;
+                           ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED | ATTN_CLEAR_REST;
     const uint32_t kinds = ATTN_CAUSAL | ATTN_WINDOW | ATTN_GLOBALS;
     attn_status status = in_range("pass", (int64_t)p->pass, ATTN_FORWARD, ATTN_BACKWARD, error);
     status = status ? status : known_bits("flags", p->flags, flags, error);

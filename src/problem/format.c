@@ -106,6 +106,7 @@ size_t attn_problem_format(const attn_problem *problem, char *buffer, size_t siz
     add_flag(&text, p.flags & ATTN_ALLOW_TF32, ATTN__WORD_TF32);
     add_flag(&text, p.flags & ATTN_DEVICE_LENGTHS, ATTN__WORD_DEVICE_LENGTHS);
     add_flag(&text, p.flags & ATTN_DEVICE_SEED, ATTN__WORD_DEVICE_SEED);
+    add_flag(&text, p.flags & ATTN_CLEAR_REST, ATTN__WORD_CLEAR_REST);
     for (int n = 0; n < ATTN__TENSORS; n++) {
         add_tensor(&text, &p, &attn__tensors[n]);
     }

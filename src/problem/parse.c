@@ -153,6 +153,10 @@ static void set_device_seed(attn_problem *p, const value *v) {
     (void)v;
     p->flags |= ATTN_DEVICE_SEED;
 }
+static void set_clear_rest(attn_problem *p, const value *v) {
+    (void)v;
+    p->flags |= ATTN_CLEAR_REST;
+}
 static void set_packed_q(attn_problem *p, const value *v) {
     p->rows_q = ATTN_PACKED;
     p->total_q = v->first;
@@ -215,6 +219,7 @@ static const struct word {
     {ATTN__WORD_TF32, NO_VALUE, 13, set_tf32},
     {ATTN__WORD_DEVICE_LENGTHS, NO_VALUE, 14, set_device_lengths},
     {ATTN__WORD_DEVICE_SEED, NO_VALUE, 15, set_device_seed},
+    {ATTN__WORD_CLEAR_REST, NO_VALUE, 16, set_clear_rest},
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 

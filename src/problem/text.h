@@ -23,6 +23,7 @@ extern const attn__size_word attn__size_words[ATTN__SIZE_WORDS];
 #define ATTN__WORD_TF32           "tf32"
 #define ATTN__WORD_DEVICE_LENGTHS "device_lengths"
 #define ATTN__WORD_DEVICE_SEED    "device_seed"
+#define ATTN__WORD_CLEAR_REST     "clear_rest"
 
 /* Words before '='. Tensors have their own names from the table of tensors. */
 #define ATTN__WORD_PACKED_Q    "packed_q"

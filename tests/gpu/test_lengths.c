@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Lengths in device memory that contradict the problem or themselves: nothing is written, the status word names the
- * field. Sound ones set the word to 0, which every trial checks. */
+ * field. Sound ones set the word to 0, which every trial checks. Rows past the last sequence are left alone, or written
+ * with ATTN_CLEAR_REST. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+
+#include <math.h>
 
 #include "stress/shared.h"
 
@@ -107,7 +110,7 @@ static void contradiction(const char *implementation, const lengths *q, const le
     job j;
     describe_side(&p, true, q);
     describe_side(&p, false, kv);
-    p.flags |= ATTN_DEVICE_LENGTHS;
+    p.flags |= ATTN_DEVICE_LENGTHS | ATTN_CLEAR_REST;
     device_note(field);
     if (!job_create(&j, machine_device(), implementation, &p, 3, &error)) {
         fail_msg("%s: %s %s", implementation, error.field, error.message);
@@ -161,7 +164,115 @@ static void test_contradictions_write_nothing(void **state) {
     }
 }
 
+/* Rows of both sides end at cu[BATCH]. */
+static const struct rest_case {
+    int tokens, dim;
+    int32_t cu[BATCH + 1];
+} rest_cases[] = {{6, 16, {0, 6, 9}},       {6, 16, {0, 6, 12}},      {6, 16, {0, 0, 0}},     {9, 20, {0, 2, 11}},
+                  {700, 64, {0, 300, 301}}, {700, 128, {0, 64, 640}}, {5000, 64, {0, 0, 700}}};
+
+static job rest_job(const char *implementation, const struct rest_case *c, uint32_t flag, job_room *room) {
+    attn_problem p = attn_problem_dense(ATTN_F16, BATCH, 2 * HEADS, HEADS, c->tokens, c->tokens, c->dim, c->dim);
+    attn_error error;
+    void *owned[MOST];
+    int count = 0;
+    const int32_t word = 0x5a5a5a5a;
+    job j;
+    p.rows_q = p.rows_kv = ATTN_PACKED;
+    p.total_q = p.total_kv = (int64_t)BATCH * c->tokens;
+    p.band.kind = ATTN_CAUSAL;
+    p.flags |= ATTN_DEVICE_LENGTHS | flag;
+    if (!job_create(&j, machine_device(), implementation, &p, 5, &error)) {
+        fail_msg("%s: %s %s", implementation, error.field, error.message);
+    }
+    *room = job_room_create(&j);
+    attn_args args = job_args(&j, room);
+    args.cu_seqlens_q = pushed(owned, &count, c->cu, sizeof c->cu);
+    args.cu_seqlens_kv = pushed(owned, &count, c->cu, sizeof c->cu);
+    args.status = pushed(owned, &count, &word, sizeof word);
+    job_poison_all(&j, room);
+    if (!job_launch(&j, room, &args, &error)) {
+        fail_msg("%s: %s %s", implementation, error.field, error.message);
+    }
+    device_wait();
+    int32_t found = 0;
+    device_download(&found, args.status, sizeof found);
+    assert_int_equal(found, 0);
+    for (int n = 0; n < count; n++) {
+        device_release(owned[n]);
+    }
+    return j;
+}
+
+static bool filled(const unsigned char *at, size_t size, const void *pattern, size_t step) {
+    bool all = true;
+    for (size_t i = 0; i < size; i += step) {
+        all = all && !memcmp(at + i, pattern, step);
+    }
+    return all;
+}
+
+/* One output, as it is without the flag and with it. */
+static void compare_rest(const char *implementation, const struct rest_case *c, int tensor, const unsigned char *left,
+                         const unsigned char *cleared, size_t bytes) {
+    const float nothing = -INFINITY;
+    const unsigned char zero[2] = {0}, poison[4] = {0xFF, 0xFF, 0xFF, 0xFF};
+    const bool lse = tensor == JOB_LSE, forward = tensor == JOB_O || lse;
+    const size_t total = (size_t)BATCH * (size_t)c->tokens, end = (size_t)c->cu[BATCH];
+    const size_t lines = lse ? bytes / (total * sizeof(float)) : 1, row = bytes / (total * lines);
+    for (size_t n = 0; n < lines * total; n++) {
+        const unsigned char *x = left + n * row, *y = cleared + n * row;
+        const bool written = n % total < end;
+        const bool right =
+            written ? (!forward || !memcmp(x, y, row)) && !filled(y, row, poison, 2)
+                    : filled(x, row, poison, 2) && (lse ? !memcmp(y, &nothing, row) : filled(y, row, zero, 2));
+        if (!right) {
+            fail_msg("%s, d %d, cu_seqlens to %d of %d: row %zu of output %d", implementation, c->dim, c->cu[BATCH],
+                     (int)total, n % total, tensor);
+        }
+    }
+}
+
+static void rest(const char *implementation, const struct rest_case *c) {
+    job_room left_room, cleared_room;
+    device_note("rows past the last sequence");
+    job left = rest_job(implementation, c, 0, &left_room);
+    job cleared = rest_job(implementation, c, ATTN_CLEAR_REST, &cleared_room);
+    for (int n = JOB_O; n < JOB_TENSORS; n++) {
+        unsigned char *x = malloc(left.bytes[n]), *y = malloc(left.bytes[n]);
+        device_download(x, left_room.output[n], left.bytes[n]);
+        device_download(y, cleared_room.output[n], left.bytes[n]);
+        compare_rest(implementation, c, n, x, y, left.bytes[n]);
+        free(x);
+        free(y);
+    }
+    job_room_destroy(&left, &left_room);
+    job_room_destroy(&cleared, &cleared_room);
+    job_destroy(&left);
+    job_destroy(&cleared);
+}
+
+static void test_rest(void **state) {
+    (void)state;
+    if (!machine_device() || machine_rehearses()) {
+        print_message("skipped: ATTN_TEST_DEVICE names no device\n");
+        return;
+    }
+    for (const char *const *name = machine_implementations(true); *name; name++) {
+        for (size_t n = 0; n < sizeof rest_cases / sizeof *rest_cases; n++) {
+            const struct rest_case *c = &rest_cases[n];
+            attn_problem like =
+                attn_problem_dense(ATTN_F16, BATCH, 2 * HEADS, HEADS, c->tokens, c->tokens, c->dim, c->dim);
+            like.pass = ATTN_BACKWARD;
+            if (job_allowed(*name, &like)) {
+                rest(*name, c);
+            }
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_contradictions_write_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_contradictions_write_nothing),
+                                       cmocka_unit_test(test_rest)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,7 +56,7 @@ static void test_null(void **state) {
 static void test_enums_and_flags(void **state) {
     (void)state;
     REFUSED(dense(), "pass", "is 2, must be at most 1", p.pass = (attn_pass)2);
-    REFUSED(dense(), "flags", "is 0x103, has unknown bits 0x100", p.flags = 0x103);
+    REFUSED(dense(), "flags", "is 0x203, has unknown bits 0x200", p.flags = 0x203);
     REFUSED(dense(), "rows_q", "is 3, must be at most 2", p.rows_q = (attn_rows)3);
     REFUSED(dense(), "rows_kv", "is 9, must be at most 2", p.rows_kv = (attn_rows)9);
     REFUSED(dense(), "band.kind", "is 0x9, has unknown bits 0x8", p.band.kind = 9);
@@ -213,8 +213,8 @@ static void test_overlap(void **state) {
 /* Flags count only where they say something. */
 static void test_idle_flags(void **state) {
     (void)state;
-    const uint32_t all =
-        ATTN_ACCUMULATE | ATTN_DETERMINISTIC | ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS | ATTN_DEVICE_SEED;
+    const uint32_t all = ATTN_ACCUMULATE | ATTN_DETERMINISTIC | ATTN_ALLOW_TF32 | ATTN_DEVICE_LENGTHS |
+                         ATTN_DEVICE_SEED | ATTN_CLEAR_REST;
     attn_problem p = dense(), c;
     p.flags = all;
     assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
@@ -222,11 +222,27 @@ static void test_idle_flags(void **state) {
     p.pass = ATTN_BACKWARD;
     p.dropout = 0.5f;
     assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
-    assert_int_equal(c.flags, ATTN_HAS_SCALE | all);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | (all & ~(uint32_t)ATTN_CLEAR_REST));
     p = attn_problem_dense(ATTN_BF16, 1, 1, 1, 2, 2, 4, 4);
     p.flags = all;
     assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
     assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_DEVICE_LENGTHS);
+    /* Rows past the last sequence: of packed outputs, which lengths on the device alone tell. */
+    p.rows_kv = ATTN_PACKED;
+    p.total_kv = 2;
+    p.k.stride[0] = p.v.stride[0] = 0;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_DEVICE_LENGTHS);
+    p.pass = ATTN_BACKWARD;
+    p.flags = ATTN_DEVICE_LENGTHS | ATTN_CLEAR_REST;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_DEVICE_LENGTHS | ATTN_CLEAR_REST);
+    p.flags |= ATTN_ACCUMULATE;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE | ATTN_DEVICE_LENGTHS | ATTN_ACCUMULATE);
+    p.flags = ATTN_CLEAR_REST;
+    assert_int_equal(attn__problem_canonical(&p, &c, NULL), ATTN_OK);
+    assert_int_equal(c.flags, ATTN_HAS_SCALE);
 }
 
 static void test_defaults(void **state) {

@@ -42,6 +42,7 @@ static void test_known_texts(void **state) {
         "fwd:f64:b3:hq4:hk2:sq50:skv90:d8:segments_q=12,2:segments_kv=30,4:scale=-0.5:softcap=30:dropout=0.1",
         "bwd:f32:b3:hq4:hk2:sq50:skv90:d8:packed_q=99:dropout=0.5:accumulate:deterministic:tf32:device_lengths:device_"
         "seed",
+        "fwd:f16:b3:hq4:hk2:sq5:skv9:d8:packed_q=11:packed_kv=20:device_lengths:clear_rest",
         "bwd:bf16:b2:hq4:hk4:sq16:skv16:d64:q=[bhsd]:k=[bhsd]:o=f32:lse=[128,1,8,0]:bias=bf16[0,0,16,1]:mask=u8:"
         "alibi=f32[4,1,0,0]:sink=f32:dq=f32:dbias=[1025,256,16,1]",
     };

@@ -2,8 +2,9 @@
  * Lengths and segments on the device. Constant TASK:
  *   UPLOAD  writes words that travel as kernel parameters, so that a captured graph holds them and no host memory has
  *           to outlive the call;
- *   CHECK   one block compares lengths that lie in device memory with the problem, by the rules that the host applies
- *           to its own, and leaves the first breach, or 0, in *status. */
+ *   CHECK   compares lengths that lie in device memory with the problem, by the rules that the host applies to its own,
+ *           and leaves the first breach, or 0, in *status. Where rows past the last sequence are to be written, many
+ *           blocks do so; each of them checks by itself whether it may. */
 #include "types.cuh"
 
 #include "lengths.h"
@@ -128,6 +129,45 @@ INLINE void check_side(const attn__check_side &c, int batch, int kv, int *found)
     __syncthreads();
 }
 
+/* --- Rows past the last sequence --- */
+
+INLINE void put(char *to, int size, attn__u64 value) {
+    if (size == 8) {
+        *(attn__u64 *)(void *)to = value;
+    } else if (size == 4) {
+        *(unsigned *)(void *)to = (unsigned)value;
+    } else {
+        *(unsigned short *)(void *)to = (unsigned short)value;
+    }
+}
+
+/* A few threads a row; by 16 bytes where rows are whole pieces of them. */
+INLINE void clear_rest(const attn__rest &r, const attn__check_side &c, int batch) {
+    const attn__i64 *stride = r.tensor.stride;
+    const attn__u64 steps = (attn__u64)r.tensor.data | (attn__u64)(stride[1] * r.size) |
+                            (attn__u64)(stride[2] * r.size) | (attn__u64)r.dim * r.size;
+    const bool wide = r.value == 0 && stride[3] == 1 && steps % 16 == 0;
+    const int pieces = wide ? r.dim * r.size / 16 : r.dim, begin = c.side.cu ? c.side.cu[batch] : 0;
+    const int64_t step = wide ? 16 : stride[3] * r.size;
+    int threads = 1;
+    while (threads < pieces && threads < 32) {
+        threads *= 2;
+    }
+    const int64_t at = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, rows = gridDim.x * blockDim.x / threads;
+    for (int head = 0; head < r.heads; head++) {
+        for (int64_t row = begin + at / threads; row < c.side.total; row += rows) {
+            char *line = (char *)r.tensor.data + (head * stride[1] + row * stride[2]) * r.size;
+            for (int n = (int)(at % threads); n < pieces; n += threads) {
+                if (wide) {
+                    *(uint4 *)(void *)(line + n * step) = make_uint4(0, 0, 0, 0);
+                } else {
+                    put(line + n * step, r.size, r.value);
+                }
+            }
+        }
+    }
+}
+
 /* --- Entries --- */
 
 #if TASK == UPLOAD
@@ -145,8 +185,13 @@ extern "C" __global__ void __launch_bounds__(1024) ATTN_KERNEL(const __grid_cons
     __syncthreads();
     check_side(p.q, p.batch, 0, &found);
     check_side(p.kv, p.batch, 1, &found);
-    if (threadIdx.x == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
         *p.status = found == 0x7fffffff ? 0 : found;
+    }
+    for (int n = 0; n < ATTN__RESTS; n++) {
+        if (p.rest[n].tensor.data && found == 0x7fffffff) {
+            clear_rest(p.rest[n], p.rest[n].kv ? p.kv : p.q, p.batch);
+        }
     }
 }
 #endif

@@ -22,10 +22,21 @@ typedef struct attn__check_side {
     int shared;  /* segments: all sequences lie in one run of rows */
 } attn__check_side;
 
+/* An output whose rows past the last sequence the check writes (ATTN_CLEAR_REST), once the lengths are found sound. */
+typedef struct attn__rest {
+    attn__tensor_ref tensor; /* data NULL: none */
+    attn__u64 value;         /* of each element, `size` bytes */
+    int size, heads, dim;
+    int kv; /* of the side of keys */
+} attn__rest;
+
+#define ATTN__RESTS 3
+
 typedef struct attn__check {
     attn__check_side q, kv;
     int batch;
     int *status;
+    attn__rest rest[ATTN__RESTS];
 } attn__check;
 
 /* A status word that is not 0: array, index (saturating), rule. The smallest word wins, so the first entry of the
