@@ -2,7 +2,8 @@
  * `hopper` looks for no row maximum in blocks without masked keys: where a block's sums are large it scales the block
  * down, and where they tell of an overflow it computes the block again. Inputs made against that, against float64:
  * maxima that rise block by block, spikes past 2^127, a first block that is very negative, infinities and NaN; and all
- * of them twice more with bounds so low that every such block is scaled, or computed again. */
+ * of them twice more with bounds so low that every such block is scaled, or computed again. And what the queries of the
+ * next packed sequence hold does not show in a row's bits. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -163,6 +164,9 @@ static void rebuild(attn_plan *plan, int way) {
     good(plan->impl->build(plan, &error), &error);
 }
 
+/* Packed rows, where the problem has them: two sequences. */
+static const int32_t packed_q[3] = {0, 107, QUERIES}, packed_kv[3] = {0, 700, KEYS};
+
 static void run(const attn_plan *plan, tensors *t) {
     const attn_context *context = machine_device();
     size_t queries = sizeof(uint16_t) * QUERIES * HEADS * (size_t)t->dim, keys = queries / QUERIES * KEYS,
@@ -181,6 +185,10 @@ static void run(const attn_plan *plan, tensors *t) {
     }
     attn_args args = {.struct_size = sizeof args, .q = memory[0], .k = memory[1], .v = memory[2], .o = memory[3]};
     args.lse = memory[4];
+    if (plan->problem.rows_q == ATTN_PACKED) {
+        args.cu_seqlens_q = packed_q;
+        args.cu_seqlens_kv = packed_kv;
+    }
     good(attn_forward(plan, &args, memory[5], sizes[5], NULL, &error), &error);
     good(attn_memory_copy(context, t->o, memory[3], queries, NULL, &error), &error);
     good(attn_memory_copy(context, t->lse, memory[4], rows, NULL, &error), &error);
@@ -189,8 +197,7 @@ static void run(const attn_plan *plan, tensors *t) {
     }
 }
 
-static int try_shape(int dim, bool half, bool causal) {
-    const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
+static tensors make_tensors(int dim, bool half, bool causal) {
     size_t elements = (size_t)HEADS * (size_t)dim * sizeof(uint16_t);
     tensors t = {dim,
                  half,
@@ -200,6 +207,20 @@ static int try_shape(int dim, bool half, bool causal) {
                  malloc(elements * KEYS),
                  malloc(elements * QUERIES),
                  malloc(sizeof(float) * QUERIES * HEADS)};
+    return t;
+}
+
+static void free_tensors(tensors *t) {
+    free(t->q);
+    free(t->k);
+    free(t->v);
+    free(t->o);
+    free(t->lse);
+}
+
+static int try_shape(int dim, bool half, bool causal) {
+    const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
+    tensors t = make_tensors(dim, half, causal);
     attn_problem p;
     attn_plan *plan;
     attn_error error;
@@ -224,11 +245,45 @@ static int try_shape(int dim, bool half, bool causal) {
         }
         attn_plan_destroy(plan);
     }
-    free(t.q);
-    free(t.k);
-    free(t.v);
-    free(t.o);
-    free(t.lse);
+    free_tensors(&t);
+    return failures;
+}
+
+/* The first sequence's outputs with any queries in the second one's rows, which share a tile with its last. */
+static int try_neighbour(int dim, bool half, bool causal) {
+    static const double neighbours[] = {1, 1000, INFINITY, NAN};
+    const attn_hints hints = {.struct_size = sizeof hints, .implementation = "hopper"};
+    const size_t row = (size_t)HEADS * (size_t)dim, own = (size_t)packed_q[1];
+    tensors t = make_tensors(dim, half, causal), before = make_tensors(dim, half, causal);
+    attn_problem p;
+    attn_plan *plan;
+    attn_error error;
+    char text[120];
+    int failures = 0;
+    snprintf(text, sizeof text, "fwd:%s:b2:h%d:sq%d:skv%d:d%d:packed_q=%d:packed_kv=%d%s", half ? "f16" : "bf16", HEADS,
+             packed_q[1], packed_kv[1], dim, QUERIES, KEYS, causal ? ":causal" : "");
+    good(attn_problem_parse(&p, text, &error), &error);
+    good(attn_plan_create(&plan, machine_device(), &p, &hints, &error), &error);
+    fill(&t, RISING);
+    for (int n = 0; n < 4; n++) {
+        for (size_t i = own * row; i < QUERIES * row; i++) {
+            t.q[i] = narrow(normal() * neighbours[n], half);
+        }
+        run(plan, &t);
+        bool same = n == 0 || !memcmp(t.o, before.o, own * row * sizeof *t.o);
+        for (int head = 0; head < HEADS && n; head++) {
+            same = same && !memcmp(t.lse + head * QUERIES, before.lse + head * QUERIES, own * sizeof *t.lse);
+        }
+        if (!same) {
+            printf("%s: rows change with the neighbour's queries, times %g\n", text, neighbours[n]);
+            failures++;
+        }
+        memcpy(before.o, t.o, QUERIES * row * sizeof *t.o);
+        memcpy(before.lse, t.lse, sizeof *t.lse * QUERIES * HEADS);
+    }
+    attn_plan_destroy(plan);
+    free_tensors(&t);
+    free_tensors(&before);
     return failures;
 }
 
@@ -251,6 +306,7 @@ static void test_without_maximum(void **unused) {
                 failures += machine_shard(at++) ? try_shape(dims[n], half, causal) : 0;
             }
         }
+        failures += machine_shard(at++) ? try_neighbour(dims[n], n == 1, n != 2) : 0;
     }
     assert_int_equal(failures, 0);
 }

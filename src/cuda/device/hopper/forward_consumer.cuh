@@ -210,7 +210,7 @@ INLINE void first_block(const attn__params &p, const forward_tile &tile, consume
     if (!block.whole) {
         hide_keys(p, tile, block, c.at, w);
     }
-    softmax_first(w);
+    softmax_first(tile, c.at, w);
 }
 
 INLINE void other_blocks(const attn__params &p, const forward_tile &tile, consumer &c, forward_rows &w) {

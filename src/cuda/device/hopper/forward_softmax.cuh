@@ -114,9 +114,12 @@ INLINE void move_references(forward_rows &w, const float (&largest)[2]) {
     }
 }
 
-/* A tile's first block. */
-INLINE void softmax_first(forward_rows &w) {
+/* A tile's first block. Rows past the tile's last hold a neighbour's queries, or zeros. Their weights are 0 or NaN, which
+ * raises no alarm: what they hold does not show in the rounding of others. */
+INLINE void softmax_first(const forward_tile &tile, const forward_place &at, forward_rows &w) {
     find_largest(w, w.reference);
+    w.reference[0] = at.row < tile.rows ? w.reference[0] : INFINITY_F;
+    w.reference[1] = at.row + 8 < tile.rows ? w.reference[1] : INFINITY_F;
     raise_scores(w, w.sum);
     w.moved = false;
 }
@@ -156,8 +159,9 @@ INLINE void scores_again(const forward_place &at, forward_rows &w, uint32_t quer
     }
 }
 
+/* NaN does not: it stays in its row, which is computed again if it counts. */
 INLINE bool reaches(float sum, unsigned bits) {
-    return __any_sync(0xffffffffu, !(sum < __uint_as_float(bits)));
+    return __any_sync(0xffffffffu, sum >= __uint_as_float(bits));
 }
 
 /* References move to the block's largest weights, and its weights with them. */
