@@ -139,6 +139,26 @@ def test_graph_with_lengths():
     attn.check_device()
 
 
+def test_rows_past_the_last_sequence():
+    cu = torch.tensor([0, 700, 700, 1300], dtype=torch.int32)
+    tensors = [t.requires_grad_() for t in make(3000, 2, 64)]
+    more = dict(layout="thd", max_seqlen_q=700, max_seqlen_kv=700, causal=True, return_lse=True)
+    want, lse = attn.attention(*tensors, cu_seqlens_q=cu.cpu(), cu_seqlens_kv=cu.cpu(), **more)
+    left = [torch.full_like(tensors[0], float("nan")) for _ in range(6)] + [torch.full_like(lse, float("nan"))]
+    torch.cuda.synchronize()
+    del left  # what is made next lies here
+    got, got_lse = attn.attention(*tensors, cu_seqlens_q=cu, cu_seqlens_kv=cu, **more)
+    assert torch.equal(got, want) and torch.equal(got_lse, lse) and (got[1300:] == 0).all() and got_lse[:, 1300:].isneginf().all()
+    for gradient in torch.autograd.grad(got, tensors, torch.ones_like(got)):
+        assert (gradient[1300:] == 0).all() and gradient.isfinite().all()
+    out = torch.full_like(got, 7)
+    with torch.no_grad():
+        attn.attention(*tensors, cu_seqlens_q=cu.flip(0), cu_seqlens_kv=cu, out=out, **more)
+    with pytest.raises(attn.Error):
+        attn.check_device()
+    assert (out == 7).all()
+
+
 def test_bad_lengths_on_the_device():
     cu, bad = torch.tensor([0, 3, 8], dtype=torch.int32), torch.tensor([0, 5, 3], dtype=torch.int32)
     q, k, v = make(8, 2, 64)
