@@ -10,14 +10,19 @@
  * first and last. With one buffer for queries (wide heads) the seam issues O's product first, so that the outputs are
  * stored under S and the next queries come under O.
  *
+ * A group whose rows see fewer blocks than the tile has (SKIPS) ends the tile before alone, lets the others begin, and
+ * joins them at its own first block.
+ *
  * Groups take turns to issue (named barriers), so that one's products run under another's exponentials. A stage of keys
  * is released by every warp, since softmax_blind may read it once more; a stage of values by one thread a group. */
 #pragma once
 #include "hopper/forward_careful.cuh"
 
 #define SEAM_FIRST_O (STAGES_Q == 1)
-#define TURN         1 /* numbers of named barriers: GROUPS for turns, GROUPS for one group's threads */
-#define GROUP_SYNC   (TURN + GROUPS)
+/* A group's rows may end before the tile's last blocks of keys. */
+#define SKIPS      (BAND == CAUSAL && !WALKED && PACK == 1 && TILE_Q > TILE_KV)
+#define TURN       1 /* numbers of named barriers: GROUPS for turns, GROUPS for one group's threads */
+#define GROUP_SYNC (TURN + GROUPS)
 
 typedef struct consumer {
     forward_place at;
@@ -25,6 +30,7 @@ typedef struct consumer {
     int read;                   /* tiles */
     int add;                    /* 0: the next product overwrites the outputs */
     int staged;                 /* buffer whose outputs the copy engine may still read; -1: none */
+    int blocks;                 /* of the tile, from its first key on, that some row of this group may see */
     int clear_begin, clear_end; /* blocks of the tile that this group need not mask (not WALKED) */
 } consumer;
 
@@ -124,9 +130,16 @@ INLINE void start_outputs(consumer &c, forward_rows &w) {
 
 /* --- Blocks --- */
 
-/* Which blocks need no mask for this group's rows. With NO_MAX every row that sees a key also sees one in a masked
- * block, as far as there are any, so that its reference is its own. */
-INLINE void find_clear(const attn__params &p, const forward_tile &tile, consumer &c) {
+/* Which blocks this group's rows see, and which of them need no mask. With NO_MAX every row that sees a key also sees
+ * one in a masked block, as far as there are any, so that its reference is its own. */
+INLINE void find_blocks(const attn__params &p, const forward_tile &tile, consumer &c) {
+    c.blocks = tile.blocks;
+    if (SKIPS) {
+        const int64_t seen = tile.low + c.at.group * 64 + 64 - tile.position; /* keys, by the last row */
+        const int most =
+            seen < 1 || c.at.group * 64 >= tile.rows ? 1 : (int)smaller(tile.blocks, (seen + TILE_KV - 1) / TILE_KV);
+        c.blocks = most;
+    }
     if (!WALKED) {
         const bool own = POSITIONS % 64 == 0; /* the group's rows are 64 positions, not all */
         const int first = PACK == 1 ? c.at.group * 64 : own ? c.at.group * 64 % POSITIONS : 0;
@@ -201,9 +214,9 @@ INLINE void step(const attn__params &p, const forward_tile &tile, consumer &c, f
 
 /* What follows a tile's first product of scores, once it is there. */
 INLINE void first_block(const attn__params &p, const forward_tile &tile, consumer &c, forward_rows &w) {
-    const key_block block = block_here(tile, c, tile.blocks - 1);
+    const key_block block = block_here(tile, c, c.blocks - 1);
     release_keys(c);
-    if (STAGES_Q == 1 && tile.blocks == 1) {
+    if (STAGES_Q == 1 && c.blocks == 1) {
         release_queries(0);
     }
     bend_scores(p, w);
@@ -214,7 +227,7 @@ INLINE void first_block(const attn__params &p, const forward_tile &tile, consume
 }
 
 INLINE void other_blocks(const attn__params &p, const forward_tile &tile, consumer &c, forward_rows &w) {
-    int n = tile.blocks - 2;
+    int n = c.blocks - 2;
     if (WALKED || (BAND & WINDOW)) {
 #pragma unroll 1
         for (; n >= 0; n--) {
@@ -278,6 +291,42 @@ INLINE void mend_tile(const attn__params &p, const forward_tile &tile, const con
     }
 }
 
+/* Passes over the tile's blocks of keys that no row of this group sees, in step with the groups whose rows see them:
+ * waits for `turns` of theirs. Every warp has seen a block's values full before it releases anything or passes the turn
+ * that the others use them in, else they might be gone twice around the ring before it looks. */
+INLINE void skip_blocks(const forward_tile &tile, consumer &c, int turns) {
+#pragma unroll 1
+    for (int n = 0; n < tile.blocks - c.blocks; n++) {
+        wait_keys(c);
+        wait_values(c);
+        release_keys(c);
+        release_values(c);
+        if (n < turns) {
+            turn_wait(c);
+            turn_pass(c);
+        }
+    }
+}
+
+/* A tile's first scores, alone. */
+INLINE void first_scores(const attn__params &p, const forward_tile &tile, consumer &c, forward_rows &w, bool in_turn) {
+    wait_queries(c);
+    hold_queries(c, w);
+    wait_keys(c);
+    if (in_turn) {
+        turn_wait(c);
+    }
+    pin(w.s);
+    products_fence();
+    issue_scores(c, w);
+    if (in_turn) {
+        turn_pass(c);
+    }
+    products_wait<0>();
+    pin(w.s);
+    first_block(p, tile, c, w);
+}
+
 INLINE forward_tile next_tile(consumer &c) {
     return SHARED_TAIL.tiles[c.read++ % TILES_POSTED];
 }
@@ -303,15 +352,9 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
     if (tile.blocks == 0) {
         return;
     }
-    find_clear(p, tile, c);
-    hold_queries(c, w);
-    wait_keys(c);
-    pin(w.s);
-    products_fence();
-    issue_scores(c, w);
-    products_wait<0>();
-    pin(w.s);
-    first_block(p, tile, c, w);
+    find_blocks(p, tile, c);
+    skip_blocks(tile, c, tile.blocks);
+    first_scores(p, tile, c, w, false);
     round_weights(w);
     while (true) {
         c.add = 0;
@@ -325,12 +368,26 @@ INLINE void consume(const attn__params &p, const attn__maps &maps, int group) {
             break;
         }
         float reference[2] = {w.reference[0], w.reference[1]}, sum[2] = {w.sum[0], w.sum[1]};
+        find_blocks(p, tile, c);
+        if (SKIPS && c.blocks < tile.blocks) { /* other groups' products run beside this one's exponentials */
+            start_outputs(c, w);
+            turn_pass(c);
+            products_wait<0>();
+            pin(w.o);
+            release_values(c);
+            const odd_rows odd = store_tile(p, maps, done, c, w, reference, sum, stage);
+            mend_tile(p, done, c, w, odd, reference, sum);
+            skip_blocks(tile, c, tile.blocks - c.blocks - 1);
+            ring_next<STAGES_Q>(c.q);
+            first_scores(p, tile, c, w, true);
+            round_weights(w);
+            continue;
+        }
         if (SEAM_FIRST_O) {
             start_outputs(c, w);
         }
         ring_next<STAGES_Q>(c.q);
         wait_queries(c);
-        find_clear(p, tile, c);
         hold_queries(c, w);
         wait_keys(c);
         if (!SEAM_FIRST_O) {
