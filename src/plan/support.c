@@ -69,13 +69,6 @@ static bool device_seed(const attn_problem *problem, const attn__gpu *gpu, char 
     return has_flag(problem, ATTN_DEVICE_SEED, "ATTN_DEVICE_SEED", value, size);
 }
 
-/* Of narrow heads nothing is left of a block's shared memory for what keeps the order. */
-static bool narrow_deterministic(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
-    (void)gpu;
-    return has_flag(problem, ATTN_DETERMINISTIC, "ATTN_DETERMINISTIC", value, size) && problem->dim_qk <= 64 &&
-           problem->dim_v <= 64;
-}
-
 static bool lacks_groups(const attn_problem *problem, const attn__gpu *gpu, char *value, size_t size) {
     (void)problem;
     snprintf(value, size, "sm_%d, or its driver older than CUDA 12", gpu ? gpu->arch : 0);
@@ -189,8 +182,6 @@ const attn__rule attn__rules[] = {
     {"hopper", "k.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_k},
     {"hopper", "v.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_v},
     {"hopper", "o.stride", BOXES " forward", "bulk copies take boxes of rows", no_boxes_o},
-    {"hopper", "flags", "without ATTN_DETERMINISTIC for heads up to 64",
-     "shared memory has no room for the order of additions", narrow_deterministic},
     {"hopper", "dout.dtype", "q's", "warp-group products take 16-bit factors", other_gradient},
     {"hopper", "dout.stride", BOXES, "bulk copies bring boxes of rows", no_boxes_dout},
     {"hopper", "tokens_q", "above 0 backward, as tokens_kv", "no box of no rows", no_tokens_backward},

@@ -53,11 +53,18 @@ static void check_tile(const attn__params &p, const attn_band &band, const tile_
     const int blocks = (int)blocks_of(PASS_KEYS ? p.side_q.tokens : p.side_kv.tokens, TILE_Y);
     int visits[BATCH * HEADS * GROUP][LONGEST] = {}, full[LONGEST] = {};
     walk w;
+    int before = -1;
     for (bool more = walk_start(p, tile, w); more; more = walk_next(p, tile, w)) {
         if (w.head < tile.head_begin || w.head >= tile.head_end || w.block < 0 || w.block >= blocks) {
             fault(p, tile, "a block outside");
             return;
         }
+        /* Upwards head by head, or downwards with all heads of a block together. */
+        const int at = DETERMINISTIC ? (blocks - w.block) * HEADS * GROUP + w.head : w.head * blocks + w.block;
+        if (at <= before) {
+            fault(p, tile, "order");
+        }
+        before = at;
         visits[w.head][w.block]++;
         full[w.block] = walk_full(tile, w);
     }

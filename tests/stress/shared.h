@@ -69,16 +69,6 @@ static inline bool job_allowed(const char *implementation, const attn_problem *l
     return !field;
 }
 
-/* Backward with the same bits each time: as a rule by the flag. What refuses the flag adds dq up in any order, of at
- * most two terms in jobs as small as these. */
-static inline uint32_t job_flags(const char *implementation, const attn_problem *like) {
-    attn_problem p = *like;
-    p.pass = ATTN_BACKWARD;
-    p.flags |= ATTN_DETERMINISTIC | machine_allowed(implementation, &p);
-    const char *field = implementation ? machine_expected_refusal(implementation, &p) : NULL;
-    return field && !strcmp(field, "flags") ? p.flags & ~(uint32_t)ATTN_DETERMINISTIC : p.flags;
-}
-
 /* A dense problem with causal band; false if it is refused or memory is out. */
 static inline bool job_create(job *j, const attn_context *context, const char *implementation, const attn_problem *like,
                               uint64_t seed, attn_error *error) {
@@ -96,7 +86,7 @@ static inline bool job_create(job *j, const attn_context *context, const char *i
     memset(j, 0, sizeof *j);
     memcpy(j->bytes, bytes, sizeof bytes);
     j->device = job_on_device(implementation);
-    p.flags = job_flags(implementation, &p);
+    p.flags |= ATTN_DETERMINISTIC | machine_allowed(implementation, &p);
     rng r = rng_seed(seed);
     for (int n = 0; n < JOB_O; n++) {
         void *values = malloc(bytes[n] + 1);

@@ -29,8 +29,11 @@ typedef struct tile_state {
     int slot, late; /* of this step and of the step before */
 } tile_state;
 
+INLINE int steps_parity(const worker &w) {
+    return (int)(DETERMINISTIC ? w.steps & 1 : w.steps);
+}
 INLINE void wait_for_ds(const worker &w) {
-    named_sync(4 + 2 * (1 - w.group) + (int)(w.parity ^ 1), 256);
+    named_sync(4 + 2 * (1 - w.group) + (steps_parity(w) ^ 1), 256);
 }
 
 /* Waits for the next tile and issues its first S^T, on whatever is in shared memory when there is none. */
@@ -60,8 +63,8 @@ INLINE void front(const attn__params &p, worker &w, float (&s)[NS], float (&dv)[
     gradients(p, w, s, dp, p16, ds16);
     issue_dv(w, dv, p16);
     fence_async();
-    named_arrive(4 + 2 * w.group + (int)w.parity, 256);
-    w.parity ^= 1;
+    named_arrive(4 + 2 * w.group + steps_parity(w), 256);
+    w.steps = DETERMINISTIC ? w.steps + 1 : w.steps ^ 1;
     state.late = state.slot;
     state.slot = step_word(step_address(w), STEP_SLOT);
 }
@@ -95,11 +98,11 @@ INLINE void back(const attn__params &p, worker &w, float (&s)[NS], float (&dk)[N
         pin(dq);
     }
     if (!first) {
-        turn_wait(w.shared, w.turn_parity);
+        turn_wait(w.shared, w.steps - 2);
     }
     probabilities<!first>(p, w, s, state.late, dq);
     if (!first) {
-        turn_end(w.shared, w.lane);
+        turn_end(w.shared, w.lane, w.steps - 2);
     }
     if (SPREAD) { /* complete long ago: a branch, past which the assembler moves no exponential */
         barrier_wait(w.shared + Q_FULL + 8 * w.q_ring.stage, (int)w.q_ring.parity);
@@ -115,7 +118,6 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], const uint
                    const tile_state &state) {
     float dq[NQ];
     products_wait<0>();
-    release(w.lane, w.shared + V_EMPTY);
     release_dout(w);
     if (!first) {
         issue_dq(w, dq, buffer_before(w));
@@ -124,18 +126,18 @@ INLINE void finish(const attn__params &p, worker &w, float (&dk)[NO], const uint
     if (!first) {
         products_wait<1>();
         pin(dq);
-        turn_wait(w.shared, w.turn_parity);
+        turn_wait(w.shared, w.steps - 2);
         add_dq<0, NQ / 4>(dq_place(p, w, state.late), dq);
-        turn_end(w.shared, w.lane);
+        turn_end(w.shared, w.lane, w.steps - 2);
     }
     wait_for_ds(w);
     products_wait<0>();
     issue_dq(w, dq, w.buffer);
     products_wait<0>();
     pin(dq);
-    turn_wait(w.shared, w.turn_parity);
+    turn_wait(w.shared, w.steps - 1);
     add_dq<0, NQ / 4>(dq_place(p, w, state.slot), dq);
-    turn_end(w.shared, w.lane);
+    turn_end(w.shared, w.lane, w.steps - 1);
     release(w.lane, w.shared + Q_EMPTY + 8 * w.q_ring.stage);
     ring_next<Q_STAGES>(w.q_ring);
     w.buffer = w.buffer == 2 ? 0 : w.buffer + 1;

@@ -64,10 +64,10 @@ template <int first, int count> INLINE void add_pieces(float *to, const float (&
 }
 
 INLINE void add_all(const attn__params &p, scorer &w, int slot, const float (&dq)[NQ]) {
-    turn_wait(w.shared, w.turn_parity);
+    turn_wait(w.shared, w.turn);
     add_pieces<0, NQ / 8>(sums_at(p, w, slot), dq);
     add_pieces<NQ / 8, NQ / 8>(sums_at(p, w, slot), dq);
-    turn_end(w.shared, w.lane);
+    turn_end(w.shared, w.lane, w.turn++);
 }
 
 /* Products of S^T in eight parts with an eighth of the additions of dQ after each: a warp that issues products waits
@@ -168,11 +168,11 @@ INLINE void advance(const attn__params &p, scorer &w, float (&s)[NS], const floa
     const bool masked = step_word(step_address(w), STEP_FLAGS) & STEP_MASKED;
     const lane_stats lse = stats_of(w, 0);
     if (with_dq) {
-        turn_wait(w.shared, w.turn_parity);
+        turn_wait(w.shared, w.turn);
     }
     issue_scores<with_dq>(p, w, s, slot, dq);
     if (with_dq) {
-        turn_end(w.shared, w.lane);
+        turn_end(w.shared, w.lane, w.turn++);
     }
     products_wait<0>();
     pin(s);

@@ -8,7 +8,10 @@
  * Registers are for what each step needs, so a walk is little more than a head and a block: what is true of a run lies
  * in shared memory, but for segments, where the run changes under way.
  *
- * Blocks are walked upwards, or downwards where dQ is added up in a fixed order (hopper/backward_order.cuh). */
+ * Blocks are walked upwards. Where dQ is added up in a fixed order (hopper/backward_order.cuh) they are walked
+ * downwards, each by all heads of the group before the next, so that a tile meets what it shares with the tile after it
+ * in the same order and no sooner: were heads walked one after another, a tile of few blocks would wait in each head
+ * until the longest tile has come there. */
 #pragma once
 #include "gradient_blocks.cuh"
 #include "mask.cuh"
@@ -136,7 +139,7 @@ INLINE bool walk_settle(const attn__params &p, const tile_place &tile, walk &w) 
     while (true) {
         while (span_left(span_of(tile, w), w.block)) {
             if (!Y_SEGMENTS || ++w.run >= tile.run_end) {
-                if (++w.head >= tile.head_end) {
+                if (DETERMINISTIC || ++w.head >= tile.head_end) {
                     return false;
                 }
                 w.run = tile.run_begin;
@@ -172,6 +175,12 @@ INLINE bool walk_start(const attn__params &p, const tile_place &tile, walk &w) {
 }
 /* To the next; false past the last. */
 INLINE bool walk_next(const attn__params &p, const tile_place &tile, walk &w) {
+    if (DETERMINISTIC) { /* by the next head */
+        if (++w.head < tile.head_end) {
+            return true;
+        }
+        w.head = tile.head_begin;
+    }
     w.block += WALK_STEP;
     return walk_settle(p, tile, w);
 }

@@ -37,8 +37,11 @@ INLINE int tiles_that_meet(const attn__params &p, int64_t low, int64_t rows, int
     return global + (last > begin ? last - begin : 0);
 }
 
-/* Tiles that add to the walk's slot before this one. */
+/* Tiles that add to the walk's slot before this one. Without a window who meets a tile meets all tiles before it. */
 INLINE int turn_of(const attn__params &p, const tile_place &tile, const walk &w) {
+    if (!(BAND & WINDOW) && ROWS_KV != SEGMENTS) {
+        return tile.block;
+    }
     const int64_t at = span_of(tile, w).position + (int64_t)w.block * TILE_Q, all = (int64_t)1 << 40;
     int turn = tiles_that_meet(p, (int64_t)tile.low - (int64_t)tile.block * TILE_KV, all, tile.block, at);
     if (ROWS_KV == SEGMENTS) {

@@ -153,8 +153,9 @@ INLINE void load_douts(const attn__params &p, const attn__maps &maps) {
                 bulk_load(shared + AT_DELTA + ring.stage * STATS, stats_at(p, slot) + TILE_Q, STATS, full);
             }
             ring_next<DO_STAGES>(ring);
-            if (first) {
-                barrier_wait(shared + V_EMPTY, (int)(turn ^ 1));
+            if (first) { /* the tile before has read its values when it has read its last dout */
+                static_assert(DO_STAGES == 2, "which lies in the next stage");
+                barrier_wait(shared + DO_EMPTY + 8 * ring.stage, ring.parity);
                 bring<ROWS_KV, DIM_V, TILE_KV>(p, shared + AT_V, maps.v, shared + V_FULL, p.side_kv, p.v,
                                                ATTN__ALIGNED_V, {tile.row, tile.rows, tile.head, tile.sequence}, 0,
                                                DROP_FIRST);

@@ -20,11 +20,10 @@ typedef struct worker {
     uint32_t q_columns, do_columns; /* rows are summed over */
     uint32_t ds, k_columns;         /* of this group's square of dQ */
     uint32_t ds_store;
-    int buffer;      /* of dS, for this step */
-    uint32_t parity; /* of the hand-over of dS */
+    int buffer;     /* of dS, for this step */
+    uint32_t steps; /* whose dS was handed over: their number, or where nothing counts them whether it is odd */
     ring_place q_ring, do_ring, k_ring;
     uint32_t v_parity;
-    uint32_t turn_parity;
 } worker;
 
 INLINE worker worker_make(uint32_t shared, int warp) {
@@ -45,10 +44,10 @@ INLINE worker worker_make(uint32_t shared, int warp) {
     w.ds_store =
         shared + AT_DS + (w.group * 64 + w.warp * 16 + (w.lane & 15)) * 128 + (((w.lane >> 4) ^ (w.lane & 7)) << 4);
     w.buffer = 0;
-    w.parity = 0;
+    w.steps = 0;
     w.q_ring.stage = w.do_ring.stage = w.k_ring.stage = 0;
     w.q_ring.parity = w.do_ring.parity = w.k_ring.parity = 0;
-    w.v_parity = w.turn_parity = 0;
+    w.v_parity = 0;
     return w;
 }
 

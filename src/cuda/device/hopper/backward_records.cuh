@@ -40,9 +40,9 @@ typedef struct output_record {
 #define OUTPUT_RECORD 32
 static_assert(sizeof(output_record) == OUTPUT_RECORD, "the record of a tile's outputs");
 
-/* A tile that is loaded, or the next (backward_tiles.cuh); and a copy of the order's keeper (backward_order.cuh). */
-#define PLACES       (2 + DETERMINISTIC)
-#define PLACE_RECORD 96
+/* A tile that is loaded, or the next (backward_tiles.cuh). */
+#define PLACES       2
+#define PLACE_RECORD (96 - 4 * DETERMINISTIC) /* loaded 16 bytes at a time, but where heads up to 64 lack the room */
 static_assert(sizeof(tile_place) <= PLACE_RECORD, "the record of a tile's place");
 
 extern __shared__ __align__(1024) char attn__shared[];
@@ -73,14 +73,29 @@ INLINE void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
 #define SECTION_ROWS  65536
 #define SECTION_LEAST 8
 #define SECTION_MOST  16
+/* In a fixed order a tile follows the one before it of its head by a step at least, and waits if it is drawn sooner. So
+ * as many heads are dealt out together as tiles are drawn in STEPS_APART steps; the rest is for where all begin at
+ * once. In a window each tile begins ahead of the one before it, and nothing need be apart. */
+#define STEPS_APART   2
+#define SECTION_APART 4
+INLINE int64_t section_apart(const attn__params &p) {
+    const int64_t drawing = (int64_t)gridDim.x * LISTED_KV / TILE_KV, blocks = blocks_of(p.side_q.tokens, TILE_Q);
+    const int64_t steps = larger(1, p.group * (BAND & CAUSAL ? (blocks + 1) / 2 : blocks));
+    return larger(SECTION_APART, (STEPS_APART * drawing + steps - 1) / steps);
+}
+
 INLINE int64_t section_pairs(const attn__params &p) {
-    if (!BAND && !DETERMINISTIC) { /* in a fixed order tiles of a head must come apart, or each waits for the last */
+    if (!BAND && !DETERMINISTIC) {
         return 1;
     }
     const int64_t pairs = (int64_t)p.batch * p.heads_kv;
     const int64_t rows = larger(1, p.side_q.tokens);
     const int64_t heads = smaller(SECTION_MOST, larger(SECTION_LEAST, SECTION_ROWS / rows));
-    const int64_t wide = larger(1, heads / p.group), sections = (pairs + wide - 1) / wide;
+    int64_t wide = BAND ? larger(1, heads / p.group) : 1;
+    if (DETERMINISTIC && !(BAND & WINDOW)) {
+        wide = larger(wide, section_apart(p));
+    }
+    const int64_t sections = (pairs + wide - 1) / wide;
     return (pairs + sections - 1) / sections;
 }
 

@@ -10,12 +10,15 @@ INLINE tile_place &tile_at(uint32_t turn) {
     return *(tile_place *)(shared_memory() + AT_TILES + turn * PLACE_RECORD);
 }
 
-/* Is it time to ask for the next tile? In the walk's last TILES_AHEAD blocks: early enough to hide its placing, and so
+/* Is it time to ask for the next tile? In the walk's last TILES_AHEAD steps: early enough to hide its placing, and so
  * late that no processor holds tiles that another could begin. */
 INLINE bool walk_ends(const tile_place &tile, const walk &now, bool more) {
     const run_span &span = span_of(tile, now);
-    const bool near = DETERMINISTIC ? now.block < span.begin + TILES_AHEAD : now.block + TILES_AHEAD >= span.end;
-    return !more || (now.head + 1 >= tile.head_end && near);
+    if (DETERMINISTIC) { /* all heads of a block before the next */
+        const int heads = tile.head_end - tile.head_begin, last = tile.head_end - 1 - now.head;
+        return !more || (now.block - span.begin) * heads + last < TILES_AHEAD;
+    }
+    return !more || (now.head + 1 >= tile.head_end && now.block + TILES_AHEAD >= span.end);
 }
 
 /* By a loading thread. */

@@ -70,7 +70,8 @@ static_assert(AT_BARS % 8 == 0, "barriers are words of 8 bytes");
 #define TILE_WANTED (TILE_FULL + 8)
 #define MAIL_FULL   (TILE_WANTED + 8)
 #define MAIL_EMPTY  (MAIL_FULL + 8)
-#define TURN        (MAIL_EMPTY + 8) /* backward_order.cuh */
+#define TURN        (MAIL_EMPTY + 8) /* backward_order.cuh: a step at a time */
+#define TURN_STAGES 1
 #define ADDED       (TURN + 8)
 static_assert((DETERMINISTIC ? ADDED : MAIL_EMPTY) + 8 == AT_END, "all barriers have room");
 

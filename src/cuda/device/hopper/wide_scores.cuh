@@ -14,7 +14,8 @@ typedef struct scorer {
     int64_t dq;     /* in a slot of dQ */
     int half;       /* of dQ's columns: the block's rank */
     ring_place q, dout, ds, outputs;
-    uint32_t tile_parity, p_parity, dsx_parity, turn_parity;
+    uint32_t tile_parity, p_parity, dsx_parity;
+    uint32_t turn; /* steps whose dQ was added (backward_order.cuh) */
 } scorer;
 
 INLINE scorer scorer_make(uint32_t shared, int warp, int rank) {
@@ -30,7 +31,7 @@ INLINE scorer scorer_make(uint32_t shared, int warp, int rank) {
     w.half = rank;
     w.q = w.dout = w.outputs = {0, 0};
     w.ds = {0, 1};
-    w.tile_parity = w.dsx_parity = w.turn_parity = 0;
+    w.tile_parity = w.dsx_parity = w.turn = 0;
     w.p_parity = 1;
     return w;
 }
