@@ -12,13 +12,19 @@ INLINE uint32_t step_address(const worker &w) {
     return w.shared + AT_STEPS + w.q_ring.stage * STEP_RECORD;
 }
 
-/* The assembler issues additions in one burst, at which the warp then waits; steps of 128 queries gain by additions
- * that it must leave between exponentials, and by exponentials before the wait for dK (measured: docs/hopper.md). */
+/* Where the additions of dQ stand is left to the assembler unless something holds them. SPREAD: steps of 128 queries
+ * gain by additions that it must leave between exponentials, and by exponentials before the wait for dK. Steps of 64
+ * gain by additions in one burst that begins when the last exponent is known: ahead of them, as it would have it, loads
+ * of lse queue up behind them (measured: docs/hopper.md). */
 #define SPREAD (WIDTH == 64 && SCORE_PLAIN) /* scores, which may be negative, are no such exponentials */
 
 /* x, which is not known before y is; y is not negative. */
 INLINE float after(float x, float y) {
     return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(y) & 0x80000000u));
+}
+/* to, which is not known before y is: grids are one row high, which the assembler cannot know. */
+INLINE float *after(float *to, float y) {
+    return (float *)((uint64_t)to | (__float_as_uint(y) & (gridDim.y - 1)));
 }
 
 /* 16 queries of P^T, and a part of the additions of the last step's dQ, which hide behind the exponentials. */
@@ -26,27 +32,29 @@ template <int part, bool with_dq>
 INLINE void probabilities_from(const attn__params &p, uint32_t lse_at, float factor, float (&s)[NS], float *sums,
                                float (&dq)[NQ]) {
     if constexpr (part < NS / 8) {
-        constexpr int pieces = NQ / 4 / (NS / 8);
         const float4 lse = load_floats(lse_at + part * 64);
         const float of[4] = {lse.x, lse.y, lse.z, lse.w};
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             float &x = s[8 * part + n];
-            if constexpr (SCORE_PLAIN) {
-                x = exp2_fast(fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]));
-            } else {
-                x = score_of_product(p, x);
+            x = SCORE_PLAIN ? fmaf(x, factor, -of[n / 4 * 2 + (n & 1)]) : score_of_product(p, x);
+        }
+        if constexpr (with_dq && !SPREAD && part == NS / 8 - 1) {
+            add_dq<0, NQ / 4>(after(sums, s[NS - 1]), dq);
+        }
+        if constexpr (SCORE_PLAIN) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                s[8 * part + n] = exp2_fast(s[8 * part + n]);
             }
         }
-        if constexpr (with_dq) {
-            if constexpr (SPREAD) {
-                static_assert(!SPREAD || pieces == 1, "four sums wait for four exponentials");
+        if constexpr (with_dq && SPREAD) {
+            static_assert(!SPREAD || NQ / 4 == NS / 8, "four sums wait for four exponentials");
 #pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    dq[4 * part + n] = after(dq[4 * part + n], s[8 * part + 7 - n]);
-                }
+            for (int n = 0; n < 4; n++) {
+                dq[4 * part + n] = after(dq[4 * part + n], s[8 * part + 7 - n]);
             }
-            add_dq<part * pieces, (part + 1) * pieces>(sums, dq);
+            add_dq<part, part + 1>(sums, dq);
         }
         probabilities_from<part + 1, with_dq>(p, lse_at, factor, s, sums, dq);
     }
