@@ -2,8 +2,8 @@
 """Forward and backward without autograd, into given or new tensors. All calls of the package end here.
 
 Rows that belong to no sequence or segment get 0 (lse -inf): the library leaves them alone, but for packed rows whose
-lengths lie on a GPU. On a GPU nothing here
-waits for it; lengths that lie there are checked there, and `check_device` tells what they were found to be."""
+lengths lie on a GPU. On a GPU nothing here waits for it; lengths that lie there are checked there, and `check_device`
+tells what they were found to be."""
 import ctypes
 
 import numpy as np

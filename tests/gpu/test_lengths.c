@@ -152,8 +152,7 @@ static void contradiction(const char *implementation, const lengths *q, const le
 
 static void test_contradictions_write_nothing(void **state) {
     (void)state;
-    if (!machine_device() || machine_rehearses()) {
-        print_message("skipped: ATTN_TEST_DEVICE names no device\n");
+    if (machine_lacks_gpu()) {
         return;
     }
     for (const char *const *name = machine_implementations(true); *name; name++) {
@@ -254,8 +253,7 @@ static void rest(const char *implementation, const struct rest_case *c) {
 
 static void test_rest(void **state) {
     (void)state;
-    if (!machine_device() || machine_rehearses()) {
-        print_message("skipped: ATTN_TEST_DEVICE names no device\n");
+    if (machine_lacks_gpu()) {
         return;
     }
     for (const char *const *name = machine_implementations(true); *name; name++) {

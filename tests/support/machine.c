@@ -74,6 +74,14 @@ bool machine_rehearses(void) {
     return device_name() && !strncmp(device_name(), "gpu:", 4);
 }
 
+bool machine_lacks_gpu(void) {
+    bool lacks = !machine_device() || machine_rehearses();
+    if (lacks) {
+        printf("skipped: ATTN_TEST_DEVICE names no device\n");
+    }
+    return lacks;
+}
+
 bool machine_is_device(const char *implementation) {
     if (!device_name()) {
         return false;

@@ -24,6 +24,8 @@ attn_context *machine_device(void);
 attn_context *machine_context_of(const char *implementation, int threads);
 bool machine_is_device(const char *implementation);
 bool machine_rehearses(void);
+/* Is there no GPU to run on? Then it says that the test is skipped. */
+bool machine_lacks_gpu(void);
 
 /* Names of the implementations to test, best first; NULL-terminated. On the CPU `all` also brings native and
  * reference, which are what the others are judged by. */
